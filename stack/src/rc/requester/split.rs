@@ -18,8 +18,7 @@
 //! (`byte_len`; `send_data_in` and `do_complete` of Linux' `rxe_resp.c`).
 //!
 //! The decision is made when the request is posted, and kept in it, so that retransmissions are the
-//! same packets. A WRITE that is posted while nothing is in flight to that peer, from any queue
-//! pair, gains nothing: it is sent as one message.
+//! same packets.
 
 use crate::peer::Peers;
 use crate::rc::Qp;
@@ -38,12 +37,9 @@ impl Qp {
                 self.requester.control.read_request_packets(self.params.mtu, peers)
             }
             SendOp::Write { imm: None, .. } => {
-                let has_others = !self.core.sq.is_empty() || peers.is_used(self.params.peer);
                 let mtu = self.params.mtu;
                 let run = peers.runs().packets_of(mtu.bytes() + HEADERS);
-                u16::from(
-                    ENABLED && self.params.splits_writes && has_others && saves(len, mtu, run),
-                )
+                u16::from(ENABLED && self.params.splits_writes && saves(len, mtu, run))
             }
             _ => 0,
         }
