@@ -138,6 +138,9 @@ pub(crate) mod handed {
     /// How long a program waits for ports of `afxdp`: the kernel attaches their program under the
     /// lock of all network configuration, and waits for grace periods meanwhile.
     pub const XDP_WAIT_MAX: Duration = Duration::from_secs(3);
+    /// How long a program waits for its turn. More: programs that start together have fast ports,
+    /// and begin later where an agent is slow.
+    pub(crate) const TURN_MAX: Duration = Duration::from_secs(10);
     /// Frames in the receive ring of a port of `packet` that is handed over, unless the program
     /// asks for another number.
     pub const RING_FRAMES: u32 = 180;

@@ -24,7 +24,7 @@ use tokio::sync::Semaphore;
 use crate::asker::{Asker, Namespace, Own};
 use crate::closers::{Closers, Foreign};
 use crate::ends::Ends;
-use crate::limits::{Limits, Share};
+use crate::limits::{Limits, Permit, Share};
 use crate::ready::readable;
 use crate::rights;
 
@@ -135,7 +135,9 @@ impl Guards {
         let share = ends.share_of(&asker, own);
         let connection = connection.of(share);
         // The limit is of connections in a time; a program may stay for as long as it lives.
-        if share == Share::Stranger || self.limits.enter(share, Instant::now()).is_none() {
+        let now = Instant::now();
+        let may = |permit: Permit| permit.counts(now);
+        if share == Share::Stranger || !self.limits.enter(share, now).is_some_and(may) {
             return;
         }
         let room = Arc::new(Room::new(&self, share));

@@ -1,13 +1,20 @@
-//! The rate at which a container may ask, and the number of its requests at one time.
+//! The rate at which a container may ask, the number of its requests at one time, and whose turn
+//! it is.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Requests of a container that are answered at a time.
-pub(crate) const AT_ONCE_MAX: usize = 16;
-/// Requests of all containers that are answered at a time.
-const ALL_AT_ONCE_MAX: usize = 1024;
+use tokio::sync::{Mutex as Lane, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
+
+/// Requests of a container that are there at a time: read, waiting for their turn, or worked.
+const AT_ONCE_MAX: usize = 256;
+/// Requests of all containers that are there at a time. Each has up to three descriptors.
+const ALL_AT_ONCE_MAX: usize = 8192;
+/// Requests that are worked at a time, each on a thread. Each is of another container.
+pub(crate) const WORKED_MAX: usize = 32;
+/// Between two looks whether a container that asks too often may be answered again.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// Containers that are remembered. One of which nothing is known has asked for nothing lately.
 const REMEMBERED_MAX: usize = 4096;
 
@@ -23,11 +30,13 @@ pub(crate) enum Share {
     User(u32),
 }
 
-/// Counts the requests of each share.
+/// Counts the requests of each share, and takes them in turn: one of each at a time.
 #[derive(Debug)]
 pub(crate) struct Limits {
     per_second: u32,
     inner: Mutex<Inner>,
+    /// Shares wait here one behind the other, each with one request.
+    places: Arc<Semaphore>,
 }
 
 #[derive(Debug, Default)]
@@ -42,21 +51,32 @@ struct Container {
     tokens: f64,
     since: Instant,
     at_once: usize,
+    /// The share's requests wait here one behind the other.
+    lane: Arc<Lane<()>>,
 }
 
-/// The permission to answer one request, until it is dropped.
+/// The permission to be there with one request, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Permit {
     limits: Arc<Limits>,
     share: Share,
+    lane: Arc<Lane<()>>,
+}
+
+/// The turn of a request, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    _of_all: OwnedSemaphorePermit,
+    _of_share: OwnedMutexGuard<()>,
 }
 
 impl Limits {
     pub(crate) fn new(per_second: u32) -> Self {
-        Self { per_second, inner: Mutex::default() }
+        let places = Arc::new(Semaphore::new(WORKED_MAX));
+        Self { per_second, inner: Mutex::default(), places }
     }
 
-    /// Lets a request of a share in, unless too many came or are there.
+    /// Lets a request of a share in, unless too many are there.
     pub(crate) fn enter(self: &Arc<Self>, share: Share, now: Instant) -> Option<Permit> {
         let full = f64::from(self.per_second);
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
@@ -71,18 +91,45 @@ impl Limits {
                 return None;
             }
         }
-        let of =
-            containers.entry(share).or_insert(Container { tokens: full, since: now, at_once: 0 });
+        let of = containers.entry(share).or_insert_with(|| Container {
+            tokens: full,
+            since: now,
+            at_once: 0,
+            lane: Arc::default(),
+        });
+        if of.at_once >= AT_ONCE_MAX {
+            return None;
+        }
+        of.at_once += 1;
+        *at_once += 1;
+        Some(Permit { limits: Arc::clone(self), share, lane: Arc::clone(&of.lane) })
+    }
+}
+
+impl Permit {
+    /// Whether the share has not asked too often. Then this counts as one time more.
+    pub(crate) fn counts(&self, now: Instant) -> bool {
+        let full = f64::from(self.limits.per_second);
+        let mut inner = self.limits.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(of) = inner.containers.get_mut(&self.share) else { return false };
         let passed = now.saturating_duration_since(of.since).as_secs_f64();
         of.tokens = (of.tokens + passed * full).min(full);
         of.since = of.since.max(now);
-        if of.tokens < 1.0 || of.at_once >= AT_ONCE_MAX {
-            return None;
+        let counts = of.tokens >= 1.0;
+        of.tokens -= if counts { 1.0 } else { 0.0 };
+        counts
+    }
+
+    /// Waits for the turn of a request: behind those of its share, until the share has not asked
+    /// too often, and then behind one of each other share. `counted` if that asking counts already.
+    pub(crate) async fn turn(&self, counted: bool) -> Option<Turn> {
+        let of_share = Arc::clone(&self.lane).lock_owned().await;
+        while !counted && !self.counts(Instant::now()) {
+            tokio::time::sleep(LOOK_AGAIN).await;
         }
-        of.tokens -= 1.0;
-        of.at_once += 1;
-        *at_once += 1;
-        Some(Permit { limits: Arc::clone(self), share })
+        // Nothing closes it.
+        let of_all = Arc::clone(&self.limits.places).acquire_owned().await.ok()?;
+        Some(Turn { _of_all: of_all, _of_share: of_share })
     }
 }
 
@@ -100,12 +147,20 @@ impl Drop for Permit {
 mod tests {
     use super::*;
 
+    /// Whether a request of this container is let in, and counts.
+    fn asks(limits: &Arc<Limits>, of: u64, now: Instant) -> bool {
+        limits.enter(Share::Container(of), now).is_some_and(|permit| permit.counts(now))
+    }
+
+    /// The permits that a container gets at once.
+    fn held(limits: &Arc<Limits>, of: u64, now: Instant) -> Vec<Permit> {
+        std::iter::from_fn(|| limits.enter(Share::Container(of), now)).collect()
+    }
+
     #[test]
     fn each_container_has_a_rate_of_its_own() {
         let (limits, start) = (Arc::new(Limits::new(10)), Instant::now());
-        let asked = |of: u64, at: Instant| {
-            (0..100).filter(|_| limits.enter(Share::Container(of), at).is_some()).count()
-        };
+        let asked = |of: u64, at: Instant| (0..100).filter(|_| asks(&limits, of, at)).count();
         assert_eq!(asked(1, start), 10);
         assert_eq!(asked(2, start), 10);
         assert_eq!(asked(1, start + Duration::from_millis(350)), 3);
@@ -120,14 +175,14 @@ mod tests {
     fn the_rate_does_not_depend_on_how_often_one_asks() {
         for pause in [700, 9_990, 70_000, 130_000] {
             let (limits, start) = (Arc::new(Limits::new(10)), Instant::now());
-            (0..10).for_each(|_| assert!(limits.enter(Share::Container(1), start).is_some()));
+            (0..10).for_each(|_| assert!(asks(&limits, 1, start)));
             let (pauses, mut granted) = (10_000_000 / pause, 0);
             for n in 1..=pauses {
                 let now = start + Duration::from_micros(n * pause);
                 // Another container's requests change nothing.
-                drop(limits.enter(Share::Container(2), now));
-                granted += u64::from(limits.enter(Share::Container(1), now).is_some());
-                granted += u64::from(limits.enter(Share::Container(1), now).is_some());
+                asks(&limits, 2, now);
+                granted += u64::from(asks(&limits, 1, now));
+                granted += u64::from(asks(&limits, 1, now));
             }
             // Tokens are no whole numbers.
             let due = pauses * pause / 100_000;
@@ -135,40 +190,24 @@ mod tests {
         }
     }
 
-    /// A container that asks for too much at a time loses none of its later requests.
-    #[test]
-    fn a_refusal_takes_no_token_and_no_place() {
-        let (limits, now) = (Arc::new(Limits::new(100)), Instant::now());
-        let mut held: Vec<Permit> =
-            (0..AT_ONCE_MAX).map_while(|_| limits.enter(Share::Container(1), now)).collect();
-        for rounds in 1..=84 / 2 {
-            assert!(limits.enter(Share::Container(1), now).is_none());
-            drop(held.split_off(AT_ONCE_MAX - 2));
-            held.extend((0..2).map_while(|_| limits.enter(Share::Container(1), now)));
-            assert_eq!(held.len(), AT_ONCE_MAX, "{rounds}");
-        }
-        drop(held.pop());
-        assert!(limits.enter(Share::Container(1), now).is_none(), "all hundred were used");
-        drop(held);
-        let inner = limits.inner.lock().expect("not poisoned");
-        assert_eq!((inner.at_once, inner.containers[&Share::Container(1)].at_once), (0, 0));
-    }
-
     #[test]
     fn one_container_cannot_keep_others_out() {
         let (limits, now) = (Arc::new(Limits::new(1000)), Instant::now());
-        let held: Vec<Permit> =
-            (0..100).map_while(|_| limits.enter(Share::Container(1), now)).collect();
-        assert_eq!(held.len(), AT_ONCE_MAX);
+        let one = held(&limits, 1, now);
+        assert_eq!(one.len(), AT_ONCE_MAX);
         assert!(limits.enter(Share::Container(2), now).is_some());
-        drop(held);
-        assert!(limits.enter(Share::Container(1), now).is_some());
+        drop(one);
+        let mut one = held(&limits, 1, now);
+        assert_eq!(one.len(), AT_ONCE_MAX, "a refusal takes no place");
+        one.truncate(AT_ONCE_MAX - 2);
+        assert_eq!(held(&limits, 1, now).len(), 2);
+        drop(one);
         // All of them together.
-        let mut all = Vec::new();
-        for container in 0..2000 {
-            all.extend(limits.enter(Share::Container(container), now));
-        }
+        let all: Vec<Permit> = (0..2000).flat_map(|of| held(&limits, of, now)).collect();
         assert_eq!(all.len(), ALL_AT_ONCE_MAX);
+        drop(all);
+        let inner = limits.inner.lock().expect("not poisoned");
+        assert_eq!((inner.at_once, inner.containers[&Share::Container(1)].at_once), (0, 0));
     }
 
     #[test]
@@ -182,5 +221,67 @@ mod tests {
         assert_eq!(fresh(0, now), REMEMBERED_MAX);
         assert_eq!(fresh(100_000, now), 0);
         assert_eq!(fresh(100_000, now + Duration::from_secs(1)), REMEMBERED_MAX);
+    }
+
+    fn in_time(work: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        runtime.expect("a runtime").block_on(work);
+    }
+
+    /// The turns that are there at once.
+    async fn turns(permits: &[Permit]) -> Vec<Turn> {
+        let mut turns = Vec::new();
+        for permit in permits {
+            let turn = tokio::time::timeout(Duration::ZERO, permit.turn(true)).await;
+            turns.extend(turn.ok().flatten());
+        }
+        turns
+    }
+
+    #[test]
+    fn one_request_of_each_container_has_its_turn_at_a_time() {
+        in_time(async {
+            let (limits, now) = (Arc::new(Limits::new(1000)), Instant::now());
+            let one = held(&limits, 1, now);
+            let two: Vec<Permit> = limits.enter(Share::Container(2), now).into_iter().collect();
+            let first = turns(&one).await;
+            assert_eq!((first.len(), turns(&two).await.len()), (1, 1));
+            drop(first);
+            assert_eq!(turns(&one).await.len(), 1);
+            // Not more than there are threads for.
+            let each = |of| limits.enter(Share::Container(of), now);
+            let many: Vec<Permit> = (100..200).filter_map(each).collect();
+            assert_eq!(turns(&many).await.len(), WORKED_MAX);
+        });
+    }
+
+    #[test]
+    fn who_came_first_has_the_first_turn() {
+        in_time(async {
+            let (limits, now) = (Arc::new(Limits::new(1000)), Instant::now());
+            let one = held(&limits, 1, now);
+            let told = Mutex::new(Vec::new());
+            let take = async |at: usize| {
+                let _turn = one[at].turn(true).await.expect("a turn");
+                tokio::task::yield_now().await;
+                told.lock().expect("not poisoned").push(at);
+            };
+            tokio::join!(take(2), take(0), take(1));
+            assert_eq!(*told.lock().expect("not poisoned"), [2, 0, 1]);
+        });
+    }
+
+    #[test]
+    fn who_asks_too_often_waits_until_that_is_over() {
+        in_time(async {
+            let (limits, begun) = (Arc::new(Limits::new(10)), Instant::now());
+            let permits = held(&limits, 1, begun);
+            let counted: Vec<bool> = permits[..12].iter().map(|it| it.counts(begun)).collect();
+            assert_eq!(counted.iter().filter(|counted| **counted).count(), 10);
+            for (permit, counted) in permits.iter().zip(counted) {
+                drop(permit.turn(counted).await.expect("a turn"));
+            }
+            assert!(begun.elapsed() >= Duration::from_millis(200), "{:?}", begun.elapsed());
+        });
     }
 }

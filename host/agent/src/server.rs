@@ -33,15 +33,13 @@ use crate::ends::Ends;
 use crate::error::AgentError;
 use crate::guard::Guards;
 use crate::host::Watch;
-use crate::limits::{AT_ONCE_MAX, Limits, Share};
+use crate::limits::{Limits, Share, WORKED_MAX};
 use crate::ready::readable;
 use crate::state::StateFile;
 use crate::{holders, rights, steps};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 256;
-/// Requests that are worked at a time, each on a thread: more than one container may have.
-const WORKERS: usize = 2 * AT_ONCE_MAX;
 /// How long a thread without work stays.
 const WORKER_IDLE: Duration = Duration::from_millis(500);
 /// How long to leave connections alone that cannot be accepted, for want of descriptors.
@@ -126,7 +124,7 @@ pub fn run(config: &Config) -> Result<(), AgentError> {
     });
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(WORKERS)
+        .max_blocking_threads(2 * WORKED_MAX)
         .thread_keep_alive(WORKER_IDLE)
         .build()
         .map_err(|e| AgentError::os("cannot start", &e, ""))?;
@@ -279,21 +277,25 @@ async fn answered(agent: Arc<Agent>, connection: Foreign<OwnedFd>) {
     outlive(agent, port).await;
 }
 
-/// Works the request of a connection, with a permit until that is done. `None` if there is nothing
-/// to hand over: the program has got its refusal.
+/// Works the request of a connection in its turn. `None` if there is nothing to hand over: the
+/// program has got its refusal, or has hung up.
 async fn worked(
     agent: &Arc<Agent>,
     connection: &AsyncFd<Foreign<OwnedFd>>,
     asker: Result<Asker, Refused>,
     share: Share,
 ) -> Option<(Asker, Given, Option<PortId>)> {
-    let Some(_permit) = agent.limits.enter(share, Instant::now()) else {
+    let busy = |reason: &str| {
+        refuse(connection, Refused::new(Code::Busy, reason, "try again in a second"));
+        None
+    };
+    let now = Instant::now();
+    let Some(permit) = agent.limits.enter(share, now) else {
         // Not to be waited for. A request that has arrived is read, else its sender gets a reset.
         let _ = receive_request(connection.get_ref());
-        let reason = "your container asks too often, or too much at a time";
-        refuse(connection, Refused::new(Code::Busy, reason, "try again in a second"));
-        return None;
+        return busy("your container asks too much at a time");
     };
+    let counted = permit.counts(now);
     let read = connection.async_io(Interest::READABLE, |from| receive_request(from));
     let (asker, request) = match (asker, tokio::time::timeout(WAIT_MAX, read).await) {
         (Ok(asker), Ok(Ok(Ok(request)))) => (asker, request),
@@ -303,6 +305,21 @@ async fn worked(
         }
         // It hung up, or says nothing.
         (_, Ok(Err(_)) | Err(_)) => return None,
+    };
+    match request.wait_ms {
+        Some(_) => refuse(connection, Refused::new(Code::Queued, "others come first", "")),
+        None if counted => {}
+        None => return busy("your container asks too often"),
+    }
+    // One that does not say how long it waits hangs up.
+    let patience = request.wait_ms.map_or(Duration::MAX, |ms| Duration::from_millis(ms.into()));
+    let _turn = tokio::select! {
+        turn = tokio::time::timeout(patience, permit.turn(counted)) => match turn {
+            Ok(turn) => turn?,
+            Err(_) => return busy("too many come first"),
+        },
+        // Nothing is worked for a program that gave up.
+        _ = ended(connection) => return None,
     };
     let worker = Arc::clone(agent);
     let work = tokio::task::spawn_blocking(move || {

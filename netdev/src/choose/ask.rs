@@ -26,7 +26,7 @@ use crate::port::contract::Backend;
 use crate::port::error::OpenError;
 use crate::port::parts::{Parts, SharedSockets};
 use crate::sharing::Slots;
-use crate::tuning::handed::{IN_USE_MAX, IN_USE_PAUSE};
+use crate::tuning::handed::{IN_USE_MAX, IN_USE_PAUSE, TURN_MAX};
 use crate::udp;
 
 /// Ports that an agent handed over.
@@ -59,8 +59,9 @@ pub(super) fn failed(agent: &Agent, error: &OpenError) -> AskError {
 }
 
 /// Asks for ports of `packet` or `afxdp`. An answer or an error comes within [`WAIT_MAX`] each
-/// for the connection and the answer, for that of `afxdp` [`XDP_WAIT_MAX`], and within
-/// [`IN_USE_MAX`] more if the interface is in use.
+/// for the connection and the answer, for that of `afxdp` [`XDP_WAIT_MAX`]; within [`TURN_MAX`] if
+/// the agent says that the request waits for its turn; and within [`IN_USE_MAX`] more if the
+/// interface is in use.
 pub(super) fn ask(
     agent: &Agent,
     backend: Backend,
@@ -87,6 +88,7 @@ pub(super) fn ask(
         ring_frames,
         tx_buffer_bytes,
         despite_rules,
+        wait_ms: u32::try_from(TURN_MAX.as_millis()).ok(),
     };
     let failed = |why: String| AskError::Failed(path.to_owned(), why);
     let end = Instant::now() + IN_USE_MAX;
@@ -152,10 +154,13 @@ fn exchange(connection: &OwnedFd, request: &Request) -> Result<(Answer, Vec<Owne
         sent => sent.map_err(broken)?,
     }
     let wait = if request.backend == Backend::Xdp { XDP_WAIT_MAX } else { WAIT_MAX };
-    let end = Instant::now() + wait;
+    let asked = Instant::now();
+    let mut end = asked + wait;
     let received = loop {
         match receive_answer(connection) {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            // However often it says so, the program waits no longer.
+            Ok(Ok((answer, _))) if answer.is_queued() => end = asked + TURN_MAX,
             // It hung up without reading. Its earlier answer comes next.
             Err(e) if e.kind() == io::ErrorKind::ConnectionReset => {}
             received => break received,

@@ -241,6 +241,7 @@ mod tests {
             ring_frames: None,
             tx_buffer_bytes: None,
             despite_rules: false,
+            wait_ms: None,
         }
     }
 

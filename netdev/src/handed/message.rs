@@ -41,6 +41,9 @@ pub struct Request {
     /// Whether to hand over ports that bypass rules of the program's own network namespace, or that
     /// might because rules cannot be read.
     pub despite_rules: bool,
+    /// How long the program waits for its turn, in milliseconds. `None` takes a refusal rather
+    /// than wait.
+    pub wait_ms: Option<u32>,
 }
 
 /// An agent's answer.
@@ -124,6 +127,9 @@ pub enum Code {
     /// The interface's queue is another AF_XDP socket's, or its program another's. The kernel takes
     /// its time to let go of a socket that was closed.
     InUse,
+    /// No refusal: the request waits for its turn, and its answer follows. Only a request with
+    /// [`Request::wait_ms`] gets it.
+    Queued,
     /// The kernel refused.
     Failed,
     /// A kind that this code does not know.
@@ -171,6 +177,8 @@ struct RequestOnWire {
     tx_buffer_bytes: Option<u32>,
     #[serde(default)]
     despite_rules: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    wait_ms: Option<u32>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -228,6 +236,7 @@ impl Request {
             ring_frames: self.ring_frames,
             tx_buffer_bytes: self.tx_buffer_bytes,
             despite_rules: self.despite_rules,
+            wait_ms: self.wait_ms,
         };
         Ok(bytes_of(&on_wire))
     }
@@ -269,6 +278,7 @@ impl Request {
             ring_frames: read.ring_frames,
             tx_buffer_bytes: read.tx_buffer_bytes,
             despite_rules: read.despite_rules,
+            wait_ms: read.wait_ms,
         };
         request.check()?;
         Ok(request)
@@ -294,6 +304,12 @@ impl Answer {
     #[must_use]
     pub fn refusal(refused: Refused) -> Self {
         Self { outcome: Err(refused), report: None }
+    }
+
+    /// Whether it only says that the request waits for its turn.
+    #[must_use]
+    pub fn is_queued(&self) -> bool {
+        self.outcome.as_ref().is_err_and(|refused| refused.code == Code::Queued)
     }
 
     /// The bytes of the answer, which are never more than a message can have: long lists and texts

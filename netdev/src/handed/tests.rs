@@ -20,6 +20,7 @@ fn request() -> Request {
         ring_frames: Some(128),
         tx_buffer_bytes: None,
         despite_rules: false,
+        wait_ms: None,
     }
 }
 

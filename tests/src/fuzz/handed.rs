@@ -32,6 +32,7 @@ pub(super) fn corpus() -> Vec<Vec<u8>> {
         ring_frames: None,
         tx_buffer_bytes: None,
         despite_rules: false,
+        wait_ms: None,
     };
     let other = Request {
         addresses: vec!["fd09::1".parse().expect("an address"); 3],
@@ -39,6 +40,7 @@ pub(super) fn corpus() -> Vec<Vec<u8>> {
         ring_frames: Some(128),
         tx_buffer_bytes: Some(1 << 20),
         despite_rules: true,
+        wait_ms: Some(10_000),
         ..one.clone()
     };
     let ring = Ring { block_bytes: 1_044_480, blocks: 4, frame_bytes: 69_632, frames: 60 };

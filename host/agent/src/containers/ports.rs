@@ -291,6 +291,7 @@ mod tests {
             ring_frames: Some(15),
             tx_buffer_bytes: None,
             despite_rules: false,
+            wait_ms: None,
         }
     }
 

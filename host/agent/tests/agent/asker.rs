@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rocinante_lab::{ChildGuard, Netns};
 use rocinante_netdev::handed::guard;
-use rocinante_netdev::handed::{Agent, Answer, Request, receive_answer, send_request};
+use rocinante_netdev::handed::{Agent, Answer, Code, Request, receive_answer, send_request};
 use rocinante_netdev::{AnyPort, Backend, Interface, PortConfig, Shards, auto};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -191,6 +191,15 @@ pub(crate) fn run() {
                 asked = Some(connection);
                 "sent".into()
             }
+            (Some("wait-for"), Some(address)) => {
+                // As `send-request`, of a program that waits for its turn.
+                let connection = connected(&path).expect("an agent");
+                let request = Request { wait_ms: Some(20_000), ..request(address) };
+                send_request(&connection, &request).expect("sent");
+                let (answer, fds) = answer(&connection).expect("an answer").expect("an answer");
+                asked = Some(connection);
+                told(&answer, fds.len(), Duration::ZERO)
+            }
             (Some("hear-answer"), _) => {
                 let connection = asked.take().expect("a connection");
                 match answer(&connection) {
@@ -325,6 +334,7 @@ fn request_with(address: &str, interface: Option<&str>, frames: Option<&str>) ->
         ring_frames: frames.map(|frames| frames.parse().expect("a number")),
         tx_buffer_bytes: None,
         despite_rules: false,
+        wait_ms: None,
     }
 }
 
@@ -464,7 +474,7 @@ fn flood(path: &Path, count: usize, address: Option<&str>) -> String {
                 let _ = send_request(&connection, request);
                 match answer(&connection) {
                     Ok(Ok((Answer { outcome: Err(refused), .. }, _)))
-                        if refused.reason.contains("too often") =>
+                        if refused.code == Code::Busy =>
                     {
                         busy += 1;
                     }

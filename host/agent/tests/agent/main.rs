@@ -11,6 +11,7 @@ mod identity;
 mod lab;
 mod many;
 mod restart;
+mod turns;
 mod unit;
 
 /// The role of a program in a container. Other tests start it as a process of its own, with the

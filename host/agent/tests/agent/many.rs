@@ -139,6 +139,17 @@ fn two_hundred_containers() {
     assert_eq!(host.ports(), usize::from(CONTAINERS));
     let counted = counted_bytes(&host);
     assert!(counted <= BYTES_TOTAL, "{counted}");
+    // And as programs do, which wait for their turn.
+    close(&host, &mut askers);
+    let start = Instant::now();
+    for (index, asker) in askers.iter_mut().enumerate() {
+        asker.say(&format!("open packet {}", host.addresses(index)[0]));
+    }
+    for asker in &mut askers {
+        let answer = asker.hear();
+        assert!(answer.starts_with("opened packet: "), "{answer}");
+    }
+    println!("programs, all at once: in all {} ms", start.elapsed().as_millis());
 }
 
 #[test]

@@ -177,6 +177,7 @@ fn an_agent_gives_no_more_than_its_limits_and_what_the_kernel_has() {
         ring_frames: Some(u32::MAX),
         tx_buffer_bytes: Some(u32::MAX),
         despite_rules: true,
+        wait_ms: None,
     };
     let given = or_skip!(pair.a.run(|| give(&asked, &limits)).whole());
     assert_eq!((given.descriptors.len(), given.kept.len()), (2, 2));

@@ -185,6 +185,7 @@ fn request(v0: &Interface) -> Request {
         ring_frames: None,
         tx_buffer_bytes: None,
         despite_rules: true,
+        wait_ms: None,
     }
 }
 

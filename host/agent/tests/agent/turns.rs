@@ -1,0 +1,67 @@
+//! Programs that ask at the same time, and wait for their turn.
+
+use std::time::{Duration, Instant};
+
+use rocinante_netdev::Backend;
+
+use crate::asker::{Asker, eventually};
+use crate::lab::host_or_skip;
+
+/// Those of one container ask more often than it may; another container's come between.
+#[test]
+fn all_that_start_together_get_their_ports() {
+    let mut host = host_or_skip!("turns::all_that_start_together", 2);
+    host.configure("requests_per_second = 10\nring_frames_max = 15");
+    host.start();
+    let [v4, v6] = host.addresses(0);
+    let mut herd: Vec<Asker> = (0..30).map(|_| host.asker(0)).collect();
+    herd.iter_mut().for_each(|asker| drop(asker.tell("rights")));
+    let begun = Instant::now();
+    herd.iter_mut().for_each(|asker| asker.say(&format!("wait-for {v4}")));
+    for asker in &mut herd {
+        let answer = asker.hear();
+        assert!(answer.starts_with("refused Queued"), "{answer}");
+    }
+    let mut other = host.asker(1);
+    other.granted(host.addresses(1)[0]);
+    assert!(begun.elapsed() < Duration::from_secs(2), "the other waits for none of them");
+    herd.iter_mut().for_each(|asker| asker.say("hear-answer"));
+    for asker in &mut herd {
+        let answer = asker.hear();
+        assert!(answer.starts_with("granted 1 "), "{answer}");
+    }
+    assert!(begun.elapsed() >= Duration::from_secs(2), "ten at once, and ten a second");
+    assert_eq!(host.ports(), 31);
+    // A program that does not wait is refused, as ever; and programs do wait.
+    let mut asker = host.asker(0);
+    let refused = asker.refused(v6);
+    assert!(refused.contains("too often"), "{refused}");
+    asker.opened(Backend::Packet, v6);
+}
+
+#[test]
+fn nothing_is_worked_for_a_program_that_gave_up() {
+    let mut host = host_or_skip!("turns::nothing_is_worked", 1);
+    host.configure("requests_per_second = 1");
+    host.start();
+    let [v4, _] = host.addresses(0);
+    let (mut first, before) = (host.asker(0), host.descriptors());
+    first.granted(v4);
+    let mut others: Vec<Asker> = (0..3).map(|_| host.asker(0)).collect();
+    for asker in &mut others {
+        let answer = asker.tell(&format!("wait-for {v4}"));
+        assert!(answer.starts_with("refused Queued"), "{answer}");
+    }
+    let mut last = others.pop().expect("three");
+    let begun = Instant::now();
+    others.into_iter().for_each(Asker::kill);
+    let answer = last.tell("hear-answer");
+    assert!(answer.starts_with("granted 1 "), "{answer}");
+    // Two more would have taken two seconds more.
+    assert!(begun.elapsed() < Duration::from_millis(2500), "{:?}", begun.elapsed());
+    assert_eq!(host.ports(), 2);
+    last.tell("close");
+    first.tell("close");
+    host.has_ports(0);
+    eventually("no descriptor stays", || host.descriptors() <= before + 1);
+}
