@@ -97,6 +97,9 @@ impl Config {
         match self {
             Self { requests_per_second: 0, .. } => Err("requests_per_second is at least 1"),
             Self { ring_frames_max: 0, .. } => Err("ring_frames_max is at least 1"),
+            Self { ports_max: 0, .. } => Err("ports_max is at least 1"),
+            Self { ring_mib_max: 0, .. } => Err("ring_mib_max is at least 1"),
+            Self { ring_mib_total: 0, .. } => Err("ring_mib_total is at least 1"),
             Self { socket, state, .. } if socket.parent() == state.parent() => {
                 Err("socket and state are in different directories: containers see the socket's")
             }
@@ -133,6 +136,9 @@ mod tests {
             ("requests_per_second = 0", "requests_per_second"),
             ("ring_frames_max = 0", "ring_frames_max"),
             ("ports_max = -1", "ports_max"),
+            ("ports_max = 0", "ports_max"),
+            ("ring_mib_max = 0", "ring_mib_max"),
+            ("ring_mib_total = 0", "ring_mib_total"),
             ("socket = \"/run/a/b\"\nstate = \"/run/a/c\"", "different directories"),
             ("socket = \"a/b\"", "absolute"),
             ("=", "line 1"),

@@ -8,8 +8,8 @@
 //! - a message of neighbour discovery names only the container's Ethernet address, an advertisement
 //!   is of an address of the container, and none is of a router.
 //!
-//! "No address" is a source where the protocols have it so: DHCP to the broadcast address, a probe
-//! of ARP, and IPv6 before an address is known unique. The rest is dropped and counted by
+//! "No address" is a source where the protocols have it so: a client's DHCP to the broadcast
+//! address, a probe of ARP, and IPv6 before an address is known unique. The rest is dropped and counted by
 //! [`Reason`].
 //!
 //! The key of the map of the container's addresses is an address with the Ethernet address, so that
@@ -49,6 +49,11 @@ const FRAGMENTED: i16 = -32;
 const KEY: i16 = -(KEY_LEN as i16);
 const KEY_MAC: i16 = KEY + 16;
 const KEY_KIND: i16 = KEY + 22;
+
+/// In the first byte of the flags and the fragment offset of IPv4.
+const DONT_FRAGMENT: u32 = 0x40;
+const DHCP_CLIENT: u16 = 68;
+const DHCP_SERVER: u16 = 67;
 
 // Of IPv6: the headers that may stand before that of ICMPv6, and ICMPv6.
 const HOP_BY_HOP: u32 = 0;
@@ -185,7 +190,7 @@ pub(super) fn program(own: &Map, dropped: &Map) -> Vec<Insn> {
 
 fn ipv4(asm: &mut Asm, own: &Map, ends: &Ends) {
     use Reg::{R0, R5, R7, R10};
-    let unspecified = asm.label();
+    let [unspecified, whole] = [(); 2].map(|()| asm.label());
     copy(asm, ETH_LEN, IP, V4_LEN, ends.malformed);
     asm.load(Size::B, R5, R10, IP);
     asm.shift_right_imm(R5, 4);
@@ -199,12 +204,25 @@ fn ipv4(asm: &mut Asm, own: &Map, ends: &Ends) {
     lookup(asm, own);
     asm.jump_if_imm(Cond::Eq, R0, 0, ends.foreign);
     asm.jump(ends.next);
-    // DHCP.
+    // A client's DHCP, whole and without options of IP.
     asm.bind(unspecified);
     asm.load(Size::W, R5, R10, IP + 16);
     asm.jump32_if_imm(Cond::Ne, R5, u32::MAX, ends.foreign);
     asm.load(Size::B, R5, R10, IP + 9);
     asm.jump32_if_imm(Cond::Ne, R5, UDP, ends.foreign);
+    asm.load(Size::B, R5, R10, IP);
+    asm.jump32_if_imm(Cond::Ne, R5, 0x45, ends.foreign);
+    asm.load(Size::B, R5, R10, IP + 7);
+    asm.jump32_if_imm(Cond::Ne, R5, 0, ends.foreign);
+    asm.load(Size::B, R5, R10, IP + 6);
+    asm.jump32_if_imm(Cond::Eq, R5, 0, whole);
+    asm.jump32_if_imm(Cond::Ne, R5, DONT_FRAGMENT, ends.foreign);
+    asm.bind(whole);
+    copy(asm, ETH_LEN + V4_LEN, NEXT, 4, ends.malformed);
+    for (at, port) in [(0, DHCP_CLIENT), (2, DHCP_SERVER)] {
+        asm.load(Size::H, R5, R10, NEXT + at);
+        asm.jump32_if_imm(Cond::Ne, R5, net_u16(port), ends.foreign);
+    }
     asm.jump(ends.next_if_mac);
 }
 

@@ -74,6 +74,19 @@ fn ipv4(source: [u8; 4], destination: [u8; 4], protocol: u8) -> Vec<u8> {
     ethernet(0x0800, &[&fixed[..], &source, &destination, &[0x55; 16]].concat())
 }
 
+/// A datagram without a source to the broadcast address, between these ports.
+fn dhcp(ports: [u8; 2]) -> Vec<u8> {
+    let mut frame = ipv4([0; 4], [255; 4], 17);
+    frame[34..38].copy_from_slice(&[0, ports[0], 0, ports[1]]);
+    frame
+}
+
+/// A frame with another byte at `at`.
+fn with(mut frame: Vec<u8>, at: usize, byte: u8) -> Vec<u8> {
+    frame[at] = byte;
+    frame
+}
+
 fn arp(mac: [u8; 6], address: [u8; 4]) -> Vec<u8> {
     let fixed = [0, 1, 8, 0, 6, 4, 0, 2];
     ethernet(0x0806, &[&fixed[..], &mac, &address, &[1; 6], &[192, 0, 2, 1]].concat())
@@ -120,10 +133,18 @@ fn cases() -> Vec<Case> {
         ("IPv4", ipv4(V4, [10, 0, 0, 1], 17), None),
         ("another IPv4 source", ipv4([192, 0, 2, 78], [10, 0, 0, 1], 17), Some(Ipv4)),
         ("another MAC, IPv4", mac(ipv4(V4, [10, 0, 0, 1], 17)), Some(EthernetSource)),
-        ("DHCP", ipv4([0; 4], [255; 4], 17), None),
+        ("DHCP", dhcp([68, 67]), None),
+        ("DHCP that no router may cut", with(dhcp([68, 67]), 20, 0x40), None),
+        ("a server's DHCP", dhcp([67, 68]), Some(Ipv4)),
+        ("no IPv4 source, to a server of DHCP", dhcp([69, 67]), Some(Ipv4)),
+        ("no IPv4 source, from a client of DHCP", dhcp([68, 66]), Some(Ipv4)),
+        ("DHCP with more fragments", with(dhcp([68, 67]), 20, 0x20), Some(Ipv4)),
+        ("DHCP as a later fragment", with(dhcp([68, 67]), 21, 1), Some(Ipv4)),
+        ("DHCP with options of IP", with(dhcp([68, 67]), 14, 0x46), Some(Ipv4)),
+        ("DHCP that is cut short", dhcp([68, 67])[..37].to_vec(), Some(Malformed)),
         ("no IPv4 source to a host", ipv4([0; 4], [10, 0, 0, 1], 17), Some(Ipv4)),
         ("no IPv4 source, ICMP", ipv4([0; 4], [255; 4], 1), Some(Ipv4)),
-        ("DHCP of another MAC", mac(ipv4([0; 4], [255; 4], 17)), Some(EthernetSource)),
+        ("DHCP of another MAC", mac(dhcp([68, 67])), Some(EthernetSource)),
         ("IPv6 as IPv4", ethernet(0x0800, &ipv6(V6, V6, 17, &[0; 8])[14..]), Some(Malformed)),
         ("ARP", arp(MAC, V4), None),
         ("an ARP probe", arp(MAC, [0; 4]), None),
