@@ -21,6 +21,7 @@ mod holders;
 pub mod host;
 mod limits;
 mod links;
+mod listener;
 mod ready;
 mod rights;
 mod server;

@@ -2,10 +2,8 @@
 //! of it; long queries of the kernel run on a few others.
 
 use std::collections::BTreeSet;
-use std::fs::{self, Permissions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,10 +14,7 @@ use rocinante_netdev::handed::{
     Answer, Code, Refused, Request, WAIT_MAX, receive_request, send_answer,
 };
 use rocinante_netdev::{GiveLimits, Given, give};
-use rustix::net::{
-    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
-    recv, socket_with,
-};
+use rustix::net::{RecvFlags, recv};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -34,17 +29,13 @@ use crate::error::AgentError;
 use crate::guard::Guards;
 use crate::host::Watch;
 use crate::limits::{Limits, Share, WORKED_MAX};
+use crate::listener::{Listener, accept_all};
 use crate::ready::readable;
 use crate::state::StateFile;
 use crate::{holders, rights, steps};
 
-/// Connections that wait to be accepted.
-const BACKLOG: i32 = 256;
 /// How long a thread without work stays.
 const WORKER_IDLE: Duration = Duration::from_millis(500);
-/// How long to leave connections alone that cannot be accepted, for want of descriptors.
-const REST: Duration = Duration::from_millis(100);
-
 /// How long the kernel's announcements are collected after some were acted on.
 const HEAR_PAUSE: Duration = Duration::from_millis(10);
 
@@ -66,8 +57,8 @@ struct Agent {
 
 /// The sockets that programs connect to.
 struct Listeners {
-    ports: OwnedFd,
-    guards: Option<(OwnedFd, Arc<Guards>)>,
+    ports: Listener,
+    guards: Option<(Listener, Arc<Guards>)>,
 }
 
 /// Serves the containers of this network namespace until SIGTERM or SIGINT.
@@ -85,8 +76,9 @@ pub fn run(config: &Config) -> Result<(), AgentError> {
     // The kernel checks the rights of this moment for the announcements that the socket may
     // receive.
     let watch = Watch::open().map_err(|e| AgentError::os("cannot open rtnetlink", &e, ""))?;
-    let listen = |path: &Path| {
-        listener(path).map_err(|e| AgentError::os(path.display(), &e, "see socket in agent.toml"))
+    let listen = |path: &Path, prepare| {
+        let hint = "see socket in agent.toml";
+        Listener::at(path, prepare).map_err(|e| AgentError::os(path.display(), &e, hint))
     };
     let closers = Arc::<Closers>::default();
     let guards = match config.guardian() {
@@ -102,15 +94,16 @@ pub fn run(config: &Config) -> Result<(), AgentError> {
     };
     let guard_path = guard::path(&config.socket);
     let guards = match guards {
-        Some(guards) => Some((listen(&guard_path)?, guards)),
+        Some(guards) => Some((listen(&guard_path, |_| {})?, guards)),
         None => {
-            let _ = fs::remove_file(&guard_path);
+            // One that an earlier agent left goes.
+            drop(listen(&guard_path, |_| {})?);
             None
         }
     };
-    let listeners = Listeners { ports: listen(&config.socket)?, guards };
-    // Requests have none. An older kernel does not know the option.
-    refuse_rights(&listeners.ports);
+    // Requests have no descriptors. An older kernel does not know the option.
+    let ports = listen(&config.socket, |socket| refuse_rights(socket))?;
+    let listeners = Listeners { ports, guards };
     rights::drop_others()?;
     let no_netlink = |e| AgentError::os("cannot open rtnetlink", &e, "it needs Linux 4.20");
     let containers = Containers::new(config, state).map_err(no_netlink)?;
@@ -131,30 +124,7 @@ pub fn run(config: &Config) -> Result<(), AgentError> {
     let ended = runtime.block_on(serve(agent, listeners, watch));
     // A task that hangs in the kernel is not waited for.
     runtime.shutdown_timeout(WAIT_MAX);
-    let _ = fs::remove_file(&config.socket);
-    let _ = fs::remove_file(&guard_path);
     ended.map_err(|e| AgentError::os("cannot wait", &e, ""))
-}
-
-/// A listening socket at `path`, in the place of one that an earlier agent left.
-fn listener(path: &Path) -> io::Result<OwnedFd> {
-    if let Some(directory) = path.parent() {
-        fs::create_dir_all(directory)?;
-    }
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    // Under another name until it can be connected to.
-    let fresh = path.with_extension("new");
-    match fs::remove_file(&fresh) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-        _ => {}
-    }
-    bind(&socket, &SocketAddrUnix::new(&fresh)?)?;
-    // Each program may connect. Its identity decides the answer.
-    fs::set_permissions(&fresh, Permissions::from_mode(0o666))?;
-    listen(&socket, BACKLOG)?;
-    fs::rename(&fresh, path)?;
-    Ok(socket)
 }
 
 async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Result<()> {
@@ -163,9 +133,6 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
     // A signal by which threads of the closers end a wait needs a handler, and no more.
     let _interrupts = signal(SignalKind::from_raw(INTERRUPT as i32))?;
     let Listeners { ports, guards } = listeners;
-    // Connections that were not accepted are closed with it.
-    let listening = |socket| readable(Foreign::new(socket, Share::Stranger, &agent.closers));
-    let ports = listening(ports)?;
     // Changes made while no agent ran are read now; later changes are announced.
     let held = agent.containers.recover(&agent.own)?;
     for port in held {
@@ -174,9 +141,9 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     let hear = tokio::spawn(hear(Arc::clone(&agent), watch));
     if let Some((listener, guards)) = guards {
-        let (agent, listener) = (Arc::clone(&agent), listening(listener)?);
+        let agent = Arc::clone(&agent);
         tokio::spawn(async move {
-            accept_all(&listener, &agent.closers, |connection| {
+            accept_all(listener, &agent.closers, |connection| {
                 let (agent, guards) = (Arc::clone(&agent), Arc::clone(&guards));
                 async move { guards.watch(&agent.own, &agent.ends, connection).await }
             })
@@ -186,46 +153,13 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
-        () = accept_all(&ports, &agent.closers, |connection| {
+        () = accept_all(ports, &agent.closers, |connection| {
             answered(Arc::clone(&agent), connection)
         }) => {}
     }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     hear.abort();
     Ok(())
-}
-
-/// Has each connection served by a task of its own.
-async fn accept_all<S>(
-    listener: &AsyncFd<Foreign<OwnedFd>>,
-    closers: &Arc<Closers>,
-    serve: impl Fn(Foreign<OwnedFd>) -> S,
-) where
-    S: Future<Output = ()> + Send + 'static,
-{
-    loop {
-        match accepted(listener).await {
-            Ok(connection) => {
-                tokio::spawn(serve(Foreign::new(connection, Share::Stranger, closers)));
-            }
-            Err(error) => {
-                eprintln!("rocinante-agent: cannot accept connections: {error}");
-                tokio::time::sleep(REST).await;
-            }
-        }
-    }
-}
-
-async fn accepted(listener: &AsyncFd<Foreign<OwnedFd>>) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    loop {
-        let accept = |listener: &Foreign<OwnedFd>| Ok(accept_with(listener, flags)?);
-        match listener.async_io(Interest::READABLE, accept).await {
-            // It went before it was accepted.
-            Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
-            accepted => return accepted,
-        }
-    }
 }
 
 /// Follows the kernel's announcements.

@@ -9,8 +9,8 @@
 //!   is of an address of the container, and none is of a router.
 //!
 //! "No address" is a source where the protocols have it so: a client's DHCP to the broadcast
-//! address, a probe of ARP, and IPv6 before an address is known unique. The rest is dropped and counted by
-//! [`Reason`].
+//! address, a probe of ARP, and IPv6 before an address is known unique. The rest is dropped and
+//! counted by [`Reason`].
 //!
 //! The key of the map of the container's addresses is an address with the Ethernet address, so that
 //! both change at once. A key of another kind has the Ethernet address alone.

@@ -11,6 +11,7 @@ mod identity;
 mod lab;
 mod many;
 mod restart;
+mod sockets;
 mod turns;
 mod unit;
 

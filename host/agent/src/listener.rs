@@ -1,0 +1,204 @@
+//! The sockets that programs connect to. Each has a path of its own: it is not another agent's, it
+//! comes back when it vanishes, and it goes with the agent.
+
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::inotify;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
+    socket_with,
+};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::closers::{Closers, Foreign};
+use crate::limits::Share;
+use crate::ready::readable;
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 256;
+/// How long to leave connections alone that cannot be accepted, for want of descriptors.
+const REST: Duration = Duration::from_millis(100);
+/// How long to leave a path alone at which no socket can be made.
+const PATH_REST: Duration = Duration::from_secs(1);
+/// What may happen in a directory to the name of a socket, and to the directory.
+const CHANGES: inotify::WatchFlags = inotify::WatchFlags::MOVE
+    .union(inotify::WatchFlags::DELETE)
+    .union(inotify::WatchFlags::DELETE_SELF)
+    .union(inotify::WatchFlags::MOVE_SELF);
+
+/// A listening socket at its path.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    socket: OwnedFd,
+    place: Place,
+    prepare: fn(&OwnedFd),
+}
+
+/// A path, as long as it leads to the socket: dropped, it takes the file away.
+#[derive(Debug)]
+struct Place {
+    path: PathBuf,
+    /// Device and inode.
+    file: (u64, u64),
+}
+
+impl Listener {
+    /// Listens at `path`, in the place of a socket that an earlier agent left. `prepare` sets the
+    /// options of the socket, and of each that comes later in its place.
+    ///
+    /// # Errors
+    /// Another process listens there, or the file there is no socket; or the kernel's.
+    pub(crate) fn at(path: &Path, prepare: fn(&OwnedFd)) -> io::Result<Self> {
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory)?;
+        }
+        let exists = |what: &str| Err(io::Error::new(io::ErrorKind::AddrInUse, what));
+        match fs::symlink_metadata(path) {
+            Ok(file) if !file.file_type().is_socket() => return exists("the file is no socket"),
+            Ok(_) if is_served(path)? => return exists("another agent listens there"),
+            _ => {}
+        }
+        let socket = unix_socket()?;
+        // Under another name until it can be connected to.
+        let fresh = path.with_extension("new");
+        match fs::remove_file(&fresh) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        bind(&socket, &SocketAddrUnix::new(&fresh)?)?;
+        // Each program may connect. Its identity decides the answer.
+        fs::set_permissions(&fresh, Permissions::from_mode(0o666))?;
+        let file = file_at(&fresh)?;
+        listen(&socket, BACKLOG)?;
+        prepare(&socket);
+        fs::rename(&fresh, path)?;
+        Ok(Self { socket, place: Place { path: path.to_owned(), file }, prepare })
+    }
+}
+
+impl Place {
+    /// Waits until the path leads to it no more.
+    async fn vanishes(&self) {
+        let Ok(changes) = self.changes() else { return std::future::pending().await };
+        while file_at(&self.path).is_ok_and(|file| file == self.file) {
+            let Ok(mut ready) = changes.readable().await else { return };
+            let mut events = [0; 4096];
+            if rustix::io::read(changes.get_ref(), &mut events).is_err() {
+                ready.clear_ready();
+            }
+        }
+    }
+
+    /// Readable after changes in the directory.
+    fn changes(&self) -> io::Result<AsyncFd<OwnedFd>> {
+        let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
+        let changes = inotify::init(flags)?;
+        let directory = self.path.parent().unwrap_or(Path::new("/"));
+        inotify::add_watch(&changes, directory, CHANGES)?;
+        readable(changes)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if file_at(&self.path).is_ok_and(|file| file == self.file) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn unix_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+/// Device and inode of the file at a path.
+fn file_at(path: &Path) -> io::Result<(u64, u64)> {
+    let file = fs::symlink_metadata(path)?;
+    Ok((file.dev(), file.ino()))
+}
+
+/// Whether a process listens at a path.
+fn is_served(path: &Path) -> io::Result<bool> {
+    match connect(&unix_socket()?, &SocketAddrUnix::new(path)?) {
+        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Ok(true),
+        Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Has each connection served by a task of its own, for ever.
+pub(crate) async fn accept_all<S>(
+    mut listener: Listener,
+    closers: &Arc<Closers>,
+    serve: impl Fn(Foreign<OwnedFd>) -> S,
+) where
+    S: Future<Output = ()> + Send + 'static,
+{
+    loop {
+        let Listener { socket, place, prepare } = listener;
+        // Connections that were not accepted are closed with it.
+        let listening = readable(Foreign::new(socket, Share::Stranger, closers));
+        match &listening {
+            Ok(listening) => tokio::select! {
+                () = accept_here(listening, closers, &serve) => {}
+                () = place.vanishes() => {
+                    eprintln!("rocinante-agent: {}: the socket vanished", place.path.display());
+                }
+            },
+            Err(error) => eprintln!("rocinante-agent: cannot wait for connections: {error}"),
+        }
+        let mut last = String::new();
+        listener = loop {
+            match Listener::at(&place.path, prepare) {
+                Ok(listener) => break listener,
+                Err(error) if error.to_string() == last => {}
+                Err(error) => {
+                    last = error.to_string();
+                    eprintln!("rocinante-agent: {}: {error}", place.path.display());
+                }
+            }
+            tokio::time::sleep(PATH_REST).await;
+        };
+    }
+}
+
+async fn accept_here<S>(
+    listener: &AsyncFd<Foreign<OwnedFd>>,
+    closers: &Arc<Closers>,
+    serve: &impl Fn(Foreign<OwnedFd>) -> S,
+) where
+    S: Future<Output = ()> + Send + 'static,
+{
+    loop {
+        match accepted(listener).await {
+            Ok(connection) => {
+                tokio::spawn(serve(Foreign::new(connection, Share::Stranger, closers)));
+            }
+            Err(error) => {
+                eprintln!("rocinante-agent: cannot accept connections: {error}");
+                tokio::time::sleep(REST).await;
+            }
+        }
+    }
+}
+
+async fn accepted(listener: &AsyncFd<Foreign<OwnedFd>>) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    loop {
+        let accept = |listener: &Foreign<OwnedFd>| Ok(accept_with(listener, flags)?);
+        match listener.async_io(Interest::READABLE, accept).await {
+            // It went before it was accepted.
+            Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
+            accepted => return accepted,
+        }
+    }
+}
