@@ -48,6 +48,11 @@ pub(crate) fn find(namespace: u64, sockets: &BTreeSet<u64>) -> Option<Holder> {
 }
 
 impl Holder {
+    /// Whether it still has one of them where it had it.
+    pub(crate) fn still_holds(&self) -> bool {
+        lives(&self.pidfd) && self.sockets.iter().any(|(inode, _)| self.copy_of(*inode).is_some())
+    }
+
     /// A copy of one of its sockets, by the inode.
     pub(crate) fn copy_of(&self, socket: u64) -> Option<OwnedFd> {
         let (_, number) = self.sockets.iter().find(|(inode, _)| *inode == socket)?;
@@ -96,8 +101,11 @@ mod tests {
         let copy = holder.copy_of(inodes[1]).expect("a copy");
         assert_eq!(inode(&copy).ok(), Some(inodes[1]));
         assert_ne!(copy.as_raw_fd(), two.as_raw_fd());
-        assert!(holder.copy_of(4711).is_none());
-        drop((one, two, copy));
+        assert!(holder.copy_of(4711).is_none() && holder.still_holds());
+        drop(one);
+        assert!(holder.still_holds(), "it has the other");
+        drop((two, copy));
+        assert!(!holder.still_holds());
         assert!(find(namespace, &inodes.into()).is_none(), "nobody has them");
         assert!(find(namespace + 1, &inodes.into()).is_none());
     }

@@ -2,6 +2,7 @@
 //! it is.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -30,13 +31,51 @@ pub(crate) enum Share {
     User(u32),
 }
 
-/// Counts the requests of each share, and takes them in turn: one of each at a time.
+/// Work that is done in turn: one job of each kind at a time, the kinds one behind the other.
+#[derive(Debug)]
+pub(crate) struct Turns<K> {
+    /// The jobs of a kind wait here.
+    lanes: Mutex<HashMap<K, Arc<Lane<()>>>>,
+    /// The kinds wait here, each with one job.
+    places: Arc<Semaphore>,
+}
+
+/// The turn of a job, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    _of_all: OwnedSemaphorePermit,
+    _of_kind: OwnedMutexGuard<()>,
+}
+
+impl<K: Eq + Hash> Turns<K> {
+    /// For this number of jobs at a time.
+    pub(crate) fn new(places: usize) -> Self {
+        Self { lanes: Mutex::default(), places: Arc::new(Semaphore::new(places)) }
+    }
+
+    /// Waits for the turn of a job: behind those of its kind, then for `ready`, and then behind one
+    /// of each other kind.
+    pub(crate) async fn turn(&self, kind: K, ready: impl Future<Output = ()>) -> Option<Turn> {
+        let lane = {
+            let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+            // Those in which no job waits or runs.
+            lanes.retain(|_, lane| Arc::strong_count(lane) > 1);
+            Arc::clone(lanes.entry(kind).or_default())
+        };
+        let of_kind = lane.lock_owned().await;
+        ready.await;
+        // Nothing closes it.
+        let of_all = Arc::clone(&self.places).acquire_owned().await.ok()?;
+        Some(Turn { _of_all: of_all, _of_kind: of_kind })
+    }
+}
+
+/// Counts the requests of each share, and takes them in turn.
 #[derive(Debug)]
 pub(crate) struct Limits {
     per_second: u32,
     inner: Mutex<Inner>,
-    /// Shares wait here one behind the other, each with one request.
-    places: Arc<Semaphore>,
+    turns: Turns<Share>,
 }
 
 #[derive(Debug, Default)]
@@ -51,8 +90,6 @@ struct Container {
     tokens: f64,
     since: Instant,
     at_once: usize,
-    /// The share's requests wait here one behind the other.
-    lane: Arc<Lane<()>>,
 }
 
 /// The permission to be there with one request, until it is dropped.
@@ -60,20 +97,11 @@ struct Container {
 pub(crate) struct Permit {
     limits: Arc<Limits>,
     share: Share,
-    lane: Arc<Lane<()>>,
-}
-
-/// The turn of a request, until it is dropped.
-#[derive(Debug)]
-pub(crate) struct Turn {
-    _of_all: OwnedSemaphorePermit,
-    _of_share: OwnedMutexGuard<()>,
 }
 
 impl Limits {
     pub(crate) fn new(per_second: u32) -> Self {
-        let places = Arc::new(Semaphore::new(WORKED_MAX));
-        Self { per_second, inner: Mutex::default(), places }
+        Self { per_second, inner: Mutex::default(), turns: Turns::new(WORKED_MAX) }
     }
 
     /// Lets a request of a share in, unless too many are there.
@@ -91,18 +119,14 @@ impl Limits {
                 return None;
             }
         }
-        let of = containers.entry(share).or_insert_with(|| Container {
-            tokens: full,
-            since: now,
-            at_once: 0,
-            lane: Arc::default(),
-        });
+        let of =
+            containers.entry(share).or_insert(Container { tokens: full, since: now, at_once: 0 });
         if of.at_once >= AT_ONCE_MAX {
             return None;
         }
         of.at_once += 1;
         *at_once += 1;
-        Some(Permit { limits: Arc::clone(self), share, lane: Arc::clone(&of.lane) })
+        Some(Permit { limits: Arc::clone(self), share })
     }
 }
 
@@ -123,13 +147,12 @@ impl Permit {
     /// Waits for the turn of a request: behind those of its share, until the share has not asked
     /// too often, and then behind one of each other share. `counted` if that asking counts already.
     pub(crate) async fn turn(&self, counted: bool) -> Option<Turn> {
-        let of_share = Arc::clone(&self.lane).lock_owned().await;
-        while !counted && !self.counts(Instant::now()) {
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-        // Nothing closes it.
-        let of_all = Arc::clone(&self.limits.places).acquire_owned().await.ok()?;
-        Some(Turn { _of_all: of_all, _of_share: of_share })
+        let ready = async {
+            while !counted && !self.counts(Instant::now()) {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        };
+        self.limits.turns.turn(self.share, ready).await
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::fs::{self, Permissions};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -48,6 +48,8 @@ struct Place {
     path: PathBuf,
     /// Device and inode.
     file: (u64, u64),
+    /// Readable after changes in the directory, where the kernel reports them.
+    changes: Option<OwnedFd>,
 }
 
 impl Listener {
@@ -80,14 +82,16 @@ impl Listener {
         listen(&socket, BACKLOG)?;
         prepare(&socket);
         fs::rename(&fresh, path)?;
-        Ok(Self { socket, place: Place { path: path.to_owned(), file }, prepare })
+        let changes = changes_beside(path).ok();
+        Ok(Self { socket, place: Place { path: path.to_owned(), file, changes }, prepare })
     }
 }
 
 impl Place {
     /// Waits until the path leads to it no more.
     async fn vanishes(&self) {
-        let Ok(changes) = self.changes() else { return std::future::pending().await };
+        let changes = self.changes.as_ref().and_then(|it| readable(it.as_fd()).ok());
+        let Some(changes) = changes else { return std::future::pending().await };
         while file_at(&self.path).is_ok_and(|file| file == self.file) {
             let Ok(mut ready) = changes.readable().await else { return };
             let mut events = [0; 4096];
@@ -96,15 +100,14 @@ impl Place {
             }
         }
     }
+}
 
-    /// Readable after changes in the directory.
-    fn changes(&self) -> io::Result<AsyncFd<OwnedFd>> {
-        let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
-        let changes = inotify::init(flags)?;
-        let directory = self.path.parent().unwrap_or(Path::new("/"));
-        inotify::add_watch(&changes, directory, CHANGES)?;
-        readable(changes)
-    }
+/// A descriptor that is readable after changes in a path's directory.
+fn changes_beside(path: &Path) -> io::Result<OwnedFd> {
+    let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
+    let changes = inotify::init(flags)?;
+    inotify::add_watch(&changes, path.parent().unwrap_or(Path::new("/")), CHANGES)?;
+    Ok(changes)
 }
 
 impl Drop for Place {

@@ -6,8 +6,8 @@ use std::os::fd::AsRawFd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Waits for `fd` to be readable. Each type here owns the descriptor that it names until it is
-/// dropped.
+/// Waits for `fd` to be readable. Each type here owns or borrows the descriptor that it names until
+/// it is dropped.
 #[allow(
     deprecated,
     reason = "the other way is unsafe, for types that may close their descriptor early"

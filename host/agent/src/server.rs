@@ -27,13 +27,16 @@ use crate::containers::{Containers, HeardOf, Hints, PortId};
 use crate::ends::Ends;
 use crate::error::AgentError;
 use crate::guard::Guards;
+use crate::holders::Holder;
 use crate::host::Watch;
-use crate::limits::{Limits, Share, WORKED_MAX};
+use crate::limits::{Limits, Share, Turns, WORKED_MAX};
 use crate::listener::{Listener, accept_all};
 use crate::ready::readable;
 use crate::state::StateFile;
 use crate::{holders, rights, steps};
 
+/// Searches for the holders of ports at a time, each on a thread of the same.
+const SEARCHES_MAX: usize = 2;
 /// How long a thread without work stays.
 const WORKER_IDLE: Duration = Duration::from_millis(500);
 /// How long the kernel's announcements are collected after some were acted on.
@@ -52,6 +55,8 @@ struct Agent {
     closers: Arc<Closers>,
     containers: Containers,
     limits: Arc<Limits>,
+    /// For the processes that have a port's sockets, by the container's end on the host.
+    searches: Turns<u32>,
     has_tcx: bool,
 }
 
@@ -113,11 +118,13 @@ pub fn run(config: &Config) -> Result<(), AgentError> {
         closers,
         containers,
         limits: Arc::new(Limits::new(config.requests_per_second)),
+        searches: Turns::new(SEARCHES_MAX),
         has_tcx: rights::kernel_is_recent(),
     });
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(2 * WORKED_MAX)
+        // And one for the kernel's announcements.
+        .max_blocking_threads(WORKED_MAX + SEARCHES_MAX + 1)
         .thread_keep_alive(WORKER_IDLE)
         .build()
         .map_err(|e| AgentError::os("cannot start", &e, ""))?;
@@ -286,23 +293,30 @@ async fn ended(connection: &AsyncFd<Foreign<OwnedFd>>) -> io::Result<usize> {
 /// Keeps the rings of ports guarded until no process has them.
 async fn outlive(agent: Arc<Agent>, port: PortId) {
     let mut again = LOOK_AGAIN.into_iter();
+    let mut last: Option<Holder> = None;
     loop {
         let worker = Arc::clone(&agent);
         let look = move || {
             let (namespace, sockets) = worker.containers.port(port)?;
-            let holder = holders::find(namespace, &sockets);
+            let holder = last.filter(Holder::still_holds);
+            let holder = holder.or_else(|| holders::find(namespace, &sockets));
             if holder.is_none() {
                 worker.containers.remove_port(port);
             }
             holder
         };
+        // A container's processes may have so many descriptors that a search takes long.
+        let turn = agent.searches.turn(port.host_end, std::future::ready(())).await;
         let Ok(Some(holder)) = tokio::task::spawn_blocking(look).await else { return };
+        drop(turn);
         // Without a descriptor to wait by it stays until its interface goes.
-        let Ok(process) = readable(holder.pidfd) else { return };
+        let Ok(process) = readable(holder.pidfd.as_fd()) else { return };
         match again.next() {
             Some(pause) => drop(tokio::time::timeout(pause, process.readable()).await),
             None => drop(process.readable().await),
         }
+        drop(process);
+        last = Some(holder);
     }
 }
 

@@ -100,7 +100,7 @@ impl Room<'_> {
 /// Ports in the list of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PortId {
-    pub(super) host_end: u32,
+    pub(crate) host_end: u32,
     pub(super) number: u64,
 }
 
