@@ -6,14 +6,13 @@
 //! parts have the paths by which programs name them. Items with `#[doc(hidden)]` are left out, and
 //! so are implementations for all types and of auto traits.
 
-use crate::command;
-use crate::demo;
+use crate::command::{self, words};
 use crate::toolchain::Toolchain;
+use crate::{demo, files};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 const SNAPSHOT: &str = "docs/api.txt";
 /// JSON of rustdoc has a format for each version, and it is unstable: this one is that of
@@ -43,7 +42,7 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     let api = current(&Toolchain::of(VERSION, &[])?)?;
     match args {
         [] => compare(&api),
-        ["--accept"] => write(Path::new(SNAPSHOT), &api),
+        ["--accept"] => files::write(SNAPSHOT, &api),
         _ => Err("cargo xtask api [--accept]".into()),
     }
 }
@@ -63,18 +62,14 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
 /// Shows each line that differs.
 fn compare(api: &str) -> Result<(), String> {
     let now = demo::target()?.join("api.txt");
-    write(&now, api)?;
-    let diff = ["diff", "--no-index", "--exit-code", "--unified=0", SNAPSHOT];
-    command::run(Command::new("git").args(diff).arg(now)).map_err(|_| {
+    files::write(&now, api)?;
+    let mut diff = words("git diff --no-index --exit-code --unified=0");
+    command::run(diff.arg(SNAPSHOT).arg(now)).map_err(|_| {
         format!(
             "the public API is not that of {SNAPSHOT}: `cargo xtask api --accept` if that is meant, \
              with a line in CHANGELOG.md"
         )
     })
-}
-
-fn write(file: &Path, text: &str) -> Result<(), String> {
-    fs::write(file, text).map_err(|error| format!("{}: {error}", file.display()))
 }
 
 /// The text of the snapshot, as the API is now.
@@ -84,7 +79,8 @@ fn current(toolchain: &Toolchain) -> Result<String, String> {
         documents.push(document(toolchain, name)?);
     }
     let (own, below) = documents.split_first().ok_or("no crates")?;
-    let json = json(own)?;
+    let json: Value =
+        serde_json::from_str(&files::read(own)?).map_err(|error| error.to_string())?;
     let mut exported = exported(&json)?;
     for path in &mut exported {
         for (module, elsewhere) in MODULES {
@@ -141,11 +137,10 @@ fn document(toolchain: &Toolchain, name: &str) -> Result<PathBuf, String> {
     // Not in cargo's own environment: build scripts ask for it, so all would be compiled again.
     let script =
         format!("#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec '{}' \"$@\"\n", toolchain.rustdoc()?.display());
-    fs::create_dir_all(&target)
-        .and_then(|()| fs::write(&wrapper, script))
-        .and_then(|()| fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)))
-        .map_err(|error| format!("{}: {error}", wrapper.display()))?;
-    let mut rustdoc = toolchain.cargo(&["rustdoc", "--quiet", "--lib", "--all-features"]);
+    files::write(&wrapper, script)?;
+    fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755))
+        .map_err(files::said(&wrapper))?;
+    let mut rustdoc = toolchain.cargo("rustdoc --quiet --lib --all-features");
     rustdoc.args(["-p", name, "--", "-Zunstable-options", "--output-format=json"]);
     rustdoc.env("RUSTDOC", wrapper).env("CARGO_TARGET_DIR", &target);
     command::run(&mut rustdoc)?;
@@ -161,11 +156,6 @@ fn lines(document: &Path) -> Result<Vec<String>, String> {
     Ok(api.items().map(ToString::to_string).collect())
 }
 
-fn json(document: &Path) -> Result<Value, String> {
-    let text = fs::read(document).map_err(|error| format!("{}: {error}", document.display()))?;
-    serde_json::from_slice(&text).map_err(|error| error.to_string())
-}
-
 /// The paths in other crates of a crate's exports, such as `rocinante_stack::verbs::SendWr`.
 fn exported(json: &Value) -> Result<Vec<String>, String> {
     let items = json["index"].as_object().ok_or("rustdoc names no items")?;
@@ -177,9 +167,9 @@ fn exported(json: &Value) -> Result<Vec<String>, String> {
 fn of_parts(json: &Value) -> Result<Vec<(String, String)>, String> {
     let (mut all, mut modules) = (Vec::new(), vec![(&json["root"], "rocinante".to_owned())]);
     while let Some((module, path)) = modules.pop() {
-        let items = json["index"][key(module)]["inner"]["module"]["items"].as_array();
+        let items = json["index"][module.to_string()]["inner"]["module"]["items"].as_array();
         for id in items.ok_or("rustdoc names no items")? {
-            let item = &json["index"][key(id)];
+            let item = &json["index"][id.to_string()];
             if let Some(name) =
                 item["name"].as_str().filter(|_| item["inner"]["module"].is_object())
             {
@@ -194,11 +184,6 @@ fn of_parts(json: &Value) -> Result<Vec<(String, String)>, String> {
         }
     }
     Ok(all)
-}
-
-/// The key of an item in the index.
-fn key(id: &Value) -> String {
-    id.to_string()
 }
 
 /// Whether the item of a line is one of `exported`, or a part of one.

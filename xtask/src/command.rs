@@ -1,14 +1,28 @@
 //! Running other programs.
 
-use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
 
 /// `cargo ARGS`: the same cargo that runs this program.
-pub(crate) fn cargo<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
+pub(crate) fn cargo(args: &str) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(args);
+    command.args(args.split_whitespace());
     command
+}
+
+/// A program and its arguments.
+pub(crate) fn words(line: &str) -> Command {
+    let mut words = line.split_whitespace();
+    let mut command = Command::new(words.next().unwrap_or_default());
+    command.args(words);
+    command
+}
+
+/// The error of a command of cargo's that is not installed.
+pub(crate) fn needs_cargo(subcommand: &str) -> Result<(), String> {
+    let missing = format!("cargo-{subcommand} is not installed");
+    let version = read(&mut cargo(&format!("{subcommand} --version")));
+    version.map(drop).map_err(|_| format!("{missing}: cargo install --locked cargo-{subcommand}"))
 }
 
 /// Runs a command with its output shown; an error unless it succeeds.

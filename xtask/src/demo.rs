@@ -55,7 +55,7 @@ pub(crate) fn prepare() -> Result<(), String> {
 /// Builds the command line for release; its path.
 fn build() -> Result<PathBuf, String> {
     // Everything but the result goes to standard error: standard output is the demo's.
-    command::run(&mut cargo(["build", "--release", "--quiet", "-p", "rocinante-cli"]))?;
+    command::run(&mut cargo("build --release --quiet -p rocinante-cli"))?;
     Ok(target()?.join("release/rocinante"))
 }
 

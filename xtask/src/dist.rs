@@ -3,9 +3,9 @@
 //! `rocinante run` where they can be built, and the files that start the agent; an archive of all
 //! of it, completions, man pages, checksums and bills of materials.
 
-use crate::command::{self, cargo, is_installed};
+use crate::command::{self, cargo, is_installed, words};
 use crate::foreign::Root;
-use crate::{demo, machine, sbom, setup};
+use crate::{demo, files, machine, sbom, setup};
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::net::Ipv4Addr;
@@ -69,11 +69,10 @@ pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
     let packages = shipped()?;
     let names: Vec<&str> = targets.iter().map(|(target, _)| *target).collect();
     names.iter().try_for_each(|name| setup::target(name))?;
-    let build = ["build", "--locked", "--profile", "dist"];
     for (package, name) in PROGRAMS {
         println!("dist: building {name} for {}", names.join(" and "));
         // Each by itself, with the features that it asks for.
-        let mut build = for_targets(&build, package, &names);
+        let mut build = for_targets("build --locked --profile dist", package, &names);
         command::run(build.args(names.iter().flat_map(|name| same_paths(name))))?;
     }
     let out = Path::new(OUT);
@@ -85,12 +84,12 @@ pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
         let folder = out.join(processor);
         for (_, name) in PROGRAMS {
             let program = folder.join(name);
-            copy(&built.join(target).join("dist").join(name), &program)?;
+            files::copy(built.join(target).join("dist").join(name), &program)?;
             let bytes = fs::metadata(&program).map_or(0, |file| file.len());
             println!("{}: {bytes} bytes", program.display());
         }
         for file in AGENT_FILES {
-            copy(&Path::new(AGENT).join(file), &folder.join("agent").join(file))?;
+            files::copy(Path::new(AGENT).join(file), folder.join("agent").join(file))?;
         }
         let program = folder.join("rocinante");
         println!("dist: trying the programs for {processor}");
@@ -110,14 +109,14 @@ pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
     println!("dist: making completions, man pages, bills of materials, archives and checksums");
     for (shell, file) in SHELLS {
         let script = command::read(start(&works).args(["completions", shell]))?;
-        write(&out.join("completions").join(file), &script)?;
+        files::write(out.join("completions").join(file), script)?;
     }
     command::run(start(&works).arg("man").arg(out.join("man")))?;
     for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
-        copy(Path::new(licence), &out.join(licence))?;
+        files::copy(licence, out.join(licence))?;
     }
     for ((_, name), packages) in PROGRAMS.iter().zip(&packages) {
-        write(&out.join(format!("{name}.cdx.json")), &sbom::cyclone_dx(packages)?)?;
+        files::write(out.join(format!("{name}.cdx.json")), sbom::cyclone_dx(packages)?)?;
     }
     for (_, processor) in &targets {
         let archive = archive(out, processor)?;
@@ -135,8 +134,8 @@ fn libraries(targets: &[(&str, &str)], built: &Path, out: &Path) -> Result<(), S
     for (_, processor) in targets {
         let target = format!("{processor}-unknown-linux-gnu");
         println!("dist: building the libraries of `rocinante run` for {target}");
-        let mut build = cargo(["build", "--locked", "--profile", "dist"]);
-        build.args(["-p", "rocinante-capi", "-p", "rocinante-paths", "--target", &target]);
+        let mut build = cargo("build --locked --profile dist -p rocinante-capi -p rocinante-paths");
+        build.args(["--target", &target]);
         let mut foreign = None;
         if machine::triple()? != target {
             let root = setup::target(&target).and_then(|()| Root::of(processor, built));
@@ -153,19 +152,19 @@ fn libraries(targets: &[(&str, &str)], built: &Path, out: &Path) -> Result<(), S
         let mut made = Vec::new();
         for (from, to) in LIBRARIES {
             let library = out.join(processor).join(to);
-            copy(&built.join(&target).join("dist").join(from), &library)?;
-            let bytes = fs::read(&library).map_err(|error| format!("{to}: {error}"))?;
+            files::copy(built.join(&target).join("dist").join(from), &library)?;
+            let bytes = fs::read(&library).map_err(files::said(&library))?;
             let (len, glibc) = (bytes.len(), glibc(&bytes));
             println!("{}: {len} bytes, needs glibc {}.{}", library.display(), glibc.0, glibc.1);
             if glibc > GLIBC_MAX {
                 return Err(format!("{to} needs a newer glibc than {GLIBC_MAX:?}"));
             }
-            made.push(fs::canonicalize(&library).map_err(|error| format!("{to}: {error}"))?);
+            made.push(fs::canonicalize(&library).map_err(files::said(&library))?);
         }
         // Programs that load it themselves ask for either name.
         let link = out.join(processor).join(LINK.0);
         let _ = fs::remove_file(&link);
-        symlink(LINK.1, &link).map_err(|error| format!("{}: {error}", link.display()))?;
+        symlink(LINK.1, &link).map_err(files::said(&link))?;
         if let Some(root) = foreign {
             try_foreign(&root, processor, &made)?;
         }
@@ -218,8 +217,7 @@ fn choose(processors: &[&str]) -> Result<Vec<(&'static str, &'static str)>, Stri
 /// # Errors
 /// The command cannot be built, or the pages cannot be written.
 pub(crate) fn man(directory: &Path) -> Result<(), String> {
-    let run = ["run", "--quiet", "-p", "rocinante-cli", "--bin", "rocinante", "--", "man"];
-    command::run(cargo(run).arg(directory))
+    command::run(cargo("run --quiet -p rocinante-cli --bin rocinante -- man").arg(directory))
 }
 
 /// Options of cargo that name the sources of crates alike on every machine: they are in a program's
@@ -231,7 +229,7 @@ fn same_paths(target: &str) -> [String; 2] {
     ["--config".into(), format!("target.{target}.rustflags=[{flag:?}]")]
 }
 
-fn for_targets(args: &[&str], package: &str, targets: &[&str]) -> Command {
+fn for_targets(args: &str, package: &str, targets: &[&str]) -> Command {
     let mut command = cargo(args);
     command.args(["-p", package]);
     command.args(targets.iter().flat_map(|target| ["--target", *target]));
@@ -248,8 +246,7 @@ pub(crate) fn shipped() -> Result<Vec<Vec<sbom::Line>>, String> {
 
 fn made_of(package: &str, name: &str) -> Result<Vec<sbom::Line>, String> {
     let targets = TARGETS.map(|(target, _)| target);
-    let tree = ["tree", "--locked", "--edges=normal", "--no-dedupe"];
-    let mut tree = for_targets(&tree, package, &targets);
+    let mut tree = for_targets("tree --locked --edges=normal --no-dedupe", package, &targets);
     tree.args(["--prefix=depth", "--format= {p}|{l}|{f}"]);
     let lines = sbom::lines(&command::read(&mut tree)?);
     match instruments(&lines) {
@@ -317,11 +314,11 @@ fn try_out(program: &[String]) -> Result<(), String> {
 fn archive(out: &Path, processor: &str) -> Result<PathBuf, String> {
     let name = format!("rocinante-{}-{processor}", env!("CARGO_PKG_VERSION"));
     let file = format!("{name}.tar.gz");
-    let mut tar = Command::new("tar");
-    tar.current_dir(out).args(["--create", "--file", &file, "--use-compress-program=gzip -n9"]);
-    tar.args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner"]);
-    tar.args(["--mode=u=rwX,go=rX", "--format=ustar"]);
-    tar.arg(format!("--transform=s,^{processor},{name},;s,^LICENSE,{name}/LICENSE,"));
+    let mut tar = words("tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner");
+    tar.args(["--mode=u=rwX,go=rX", "--format=ustar", "--use-compress-program=gzip -n9"]);
+    tar.current_dir(out)
+        .args(["--create", "--file", &file])
+        .arg(format!("--transform=s,^{processor},{name},;s,^LICENSE,{name}/LICENSE,"));
     command::run(tar.args([processor, "LICENSE-APACHE", "LICENSE-MIT"]))?;
     Ok(out.join(file))
 }
@@ -337,15 +334,9 @@ fn unpack_and_run(archive: &Path) -> Result<(), String> {
         return Ok(());
     }
     let folder = std::env::temp_dir().join(format!("rocinante-dist-{}", std::process::id()));
-    fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let unpacked = command::run(
-        Command::new("tar")
-            .arg("-xzf")
-            .arg(archive)
-            .arg("--strip-components=1")
-            .arg("-C")
-            .arg(&folder),
-    );
+    fs::create_dir(&folder).map_err(files::said(&folder))?;
+    let mut unpack = words("tar --strip-components=1 -xzf");
+    let unpacked = command::run(unpack.arg(archive).arg("-C").arg(&folder));
     let program = folder.join("rocinante").display().to_string();
     let ran = unpacked.and_then(|()| command::read(start(&[program]).args(["run", "--", PROGRAM])));
     let _ = fs::remove_dir_all(&folder);
@@ -362,31 +353,16 @@ fn unpack_and_run(archive: &Path) -> Result<(), String> {
 fn sums(out: &Path) -> Result<(), String> {
     let files = "find . ! -type d -printf '%P\\n' | LC_ALL=C sort | xargs sha256sum";
     let text = command::read(Command::new("sh").args(["-ec", files]).current_dir(out))?;
-    write(&out.join("SHA256SUMS"), &text)
-}
-
-fn copy(from: &Path, to: &Path) -> Result<(), String> {
-    let parent = to.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(parent)
-        .and_then(|()| fs::copy(from, to))
-        .map_err(|error| format!("{} to {}: {error}", from.display(), to.display()))
-        .map(drop)
-}
-
-fn write(file: &Path, text: &str) -> Result<(), String> {
-    let parent = file.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(parent)
-        .and_then(|()| fs::write(file, text))
-        .map_err(|error| format!("{}: {error}", file.display()))
+    files::write(out.join("SHA256SUMS"), text)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{TARGETS, archive, choose, glibc, instruments, sbom, write};
-    use crate::command;
+    use super::{TARGETS, archive, choose, glibc, instruments, sbom};
+    use crate::command::{self, words};
+    use crate::files::write;
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
-    use std::process::Command;
 
     #[test]
     fn the_newest_glibc_counts() {
@@ -409,16 +385,16 @@ mod tests {
         let files = ["rocinante", "libibverbs.so.1", "agent/agent.toml"];
         let files = files.map(|file| format!("x86_64/{file}"));
         for file in files.iter().map(String::as_str).chain(["LICENSE-APACHE", "LICENSE-MIT"]) {
-            write(&out.join(file), file).unwrap();
+            write(out.join(file), file).unwrap();
         }
         fs::set_permissions(out.join("x86_64/rocinante"), fs::Permissions::from_mode(0o775))
             .unwrap();
         let file = archive(&out, "x86_64").unwrap();
         let first = fs::read(&file).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(1100));
-        write(&out.join("LICENSE-MIT"), "LICENSE-MIT").unwrap();
+        write(out.join("LICENSE-MIT"), "LICENSE-MIT").unwrap();
         assert!(fs::read(archive(&out, "x86_64").unwrap()).unwrap() == first, "another archive");
-        let list = command::read(Command::new("tar").arg("-tvzf").arg(&file)).unwrap();
+        let list = command::read(words("tar -tvzf").arg(&file)).unwrap();
         fs::remove_dir_all(&out).unwrap();
         let name = concat!("rocinante-", env!("CARGO_PKG_VERSION"), "-x86_64/");
         let files: Vec<(&str, &str)> = list

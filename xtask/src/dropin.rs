@@ -6,11 +6,6 @@ use crate::{demo, dist, setup};
 use std::path::Path;
 use std::process::Command;
 
-/// The libraries and the command that the programs need, and the program that runs them.
-const PACKAGES: [&str; 4] =
-    ["rocinante-cli", "rocinante-capi", "rocinante-paths", "rocinante-dropin"];
-/// Those of them that are for the processor of the programs.
-const LIBRARIES: [&str; 2] = ["rocinante-capi", "rocinante-paths"];
 /// The table of programs that work.
 const DOCUMENT: &str = "docs/dropin.md";
 
@@ -22,8 +17,10 @@ const DOCUMENT: &str = "docs/dropin.md";
 /// A row failed, or something does not build.
 pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     setup::packages(setup::DROPIN);
-    let build = ["build", "--release", "--quiet"];
-    command::run(cargo(build).args(PACKAGES.iter().flat_map(|package| ["-p", *package])))?;
+    command::run(&mut cargo(
+        "build --release --quiet -p rocinante-cli -p rocinante-dropin -p rocinante-capi \
+         -p rocinante-paths",
+    ))?;
     let target = demo::target()?;
     let mut program = Command::new(target.join("release/rocinante-dropin"));
     let document = args.contains(&"--accept").then_some(DOCUMENT);
@@ -50,10 +47,8 @@ fn foreign(processor: &str, target: &Path) -> Result<[String; 3], String> {
     let triple = format!("{processor}-unknown-linux-gnu");
     setup::target(&triple)?;
     let root = Root::of(processor, target)?;
-    let build = ["build", "--release", "--quiet", "--target", &triple];
-    let mut build = cargo(build);
-    build.args(LIBRARIES.iter().flat_map(|package| ["-p", *package]));
-    command::run(build.args(root.linking(&triple)))?;
+    let mut build = cargo("build --release --quiet -p rocinante-capi -p rocinante-paths --target");
+    command::run(build.arg(&triple).args(root.linking(&triple)))?;
     let built = target.join(triple).join("release");
-    Ok([emulator, root.path().display().to_string(), built.display().to_string()])
+    Ok([emulator, root.path.display().to_string(), built.display().to_string()])
 }

@@ -2,7 +2,8 @@
 //! in which they are tried. apt downloads its packages with a private view of the machine's
 //! sources, and nothing is installed.
 
-use crate::command::{self, is_installed};
+use crate::command::{self, is_installed, words};
+use crate::files::said;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -38,7 +39,7 @@ fn debian(processor: &str) -> Option<&'static str> {
 
 /// The root file system.
 pub(crate) struct Root {
-    path: PathBuf,
+    pub(crate) path: PathBuf,
     /// Scripts with the names that a linker looks for.
     links: PathBuf,
 }
@@ -60,14 +61,9 @@ impl Root {
             println!("set-up: Debian's libraries for {processor} into {}", folder.display());
             unpack(architecture, &folder.join("apt"), &root.path)?;
             let _ = fs::remove_dir_all(folder.join("apt"));
-            root.link(processor).map_err(|error| format!("{}: {error}", folder.display()))?;
+            root.link(processor).map_err(said(&folder))?;
         }
         Ok(root)
-    }
-
-    /// The directory.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Writes the scripts. They are there as soon as all are.
@@ -129,36 +125,35 @@ fn unpack(architecture: &str, apt: &Path, root: &Path) -> Result<(), String> {
     }
     let archives = apt.join("cache/archives");
     for part in [&apt.join("lists/partial"), &archives.join("partial"), root] {
-        fs::create_dir_all(part).map_err(|error| format!("{}: {error}", part.display()))?;
+        fs::create_dir_all(part).map_err(said(part))?;
     }
     // Nothing counts as installed.
     let status = apt.join("status");
-    fs::write(&status, "").map_err(|error| format!("{}: {error}", status.display()))?;
+    fs::write(&status, "").map_err(said(&status))?;
     let get = |args: &[&str]| {
-        let mut command = Command::new("apt-get");
-        command.arg("-qq");
-        for (option, path) in [
-            ("Dir::State::lists", "lists"),
-            ("Dir::State::status", "status"),
-            ("Dir::State::extended_states", "extended"),
-            ("Dir::Cache", "cache"),
-        ] {
-            command.arg(format!("-o{option}={}", apt.join(path).display()));
-        }
-        for option in ["APT::Architecture", "APT::Architectures"] {
-            command.arg(format!("-o{option}={architecture}"));
-        }
         // Nothing of the machine is changed, so neither its locks nor another user are needed.
-        command.args(["-oDebug::NoLocking=1", "-oAPT::Sandbox::User=", "-oAcquire::Retries=3"]);
-        command::read(command.args(args).env("DEBIAN_FRONTEND", "noninteractive"))
+        let mut apt_get = words("apt-get -qq -oDebug::NoLocking=1 -oAPT::Sandbox::User=");
+        for (option, path) in [
+            ("State::lists", "lists"),
+            ("State::status", "status"),
+            ("State::extended_states", "extended"),
+            ("Cache", "cache"),
+        ] {
+            apt_get.arg(format!("-oDir::{option}={}", apt.join(path).display()));
+        }
+        for option in ["Architecture", "Architectures"] {
+            apt_get.arg(format!("-oAPT::{option}={architecture}"));
+        }
+        apt_get.arg("-oAcquire::Retries=3").args(args);
+        command::read(apt_get.env("DEBIAN_FRONTEND", "noninteractive"))
     };
     get(&["update"])?;
     let install = ["install", "-y", "--no-install-recommends", "--download-only"];
     get(&[&install, &PACKAGES[..]].concat())?;
-    let files = fs::read_dir(&archives).map_err(|error| error.to_string())?;
+    let files = fs::read_dir(&archives).map_err(said(&archives))?;
     for file in files.flatten().map(|entry| entry.path()) {
         if file.extension().is_some_and(|extension| extension == "deb") {
-            command::run(Command::new("dpkg-deb").arg("-x").arg(file).arg(root))?;
+            command::run(words("dpkg-deb -x").arg(file).arg(root))?;
         }
     }
     Ok(())

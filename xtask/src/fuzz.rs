@@ -3,6 +3,7 @@
 //! of those.
 
 use crate::command::{self, cargo};
+use crate::files;
 use std::fs;
 use std::process::Command;
 
@@ -16,7 +17,7 @@ const SMOKE_SECONDS: u32 = 10;
 /// # Errors
 /// A target fails, or does not build.
 pub(crate) fn check() -> Result<Vec<String>, String> {
-    if command::read(&mut cargo(["fuzz", "--version"])).is_err() {
+    if command::needs_cargo("fuzz").is_err() {
         return Ok(vec!["fuzz: cargo-fuzz is not installed".into()]);
     }
     all(SMOKE_SECONDS, &[]).map(|()| vec![])
@@ -27,21 +28,16 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
 /// # Errors
 /// A target fails or does not build, or cargo-fuzz is missing.
 pub(crate) fn run(args: &[&str]) -> Result<(), String> {
-    let (seconds, wanted) = match args.split_first() {
-        Some((first, rest)) if first.parse::<u32>().is_ok() => {
-            (first.parse().unwrap_or(SMOKE_SECONDS), rest)
-        }
-        _ => (SMOKE_SECONDS, args),
-    };
-    command::read(&mut cargo(["fuzz", "--version"]))
-        .map_err(|_| "cargo-fuzz is not installed: cargo install --locked cargo-fuzz".to_owned())?;
+    let first = args.split_first().and_then(|(first, rest)| Some((first.parse().ok()?, rest)));
+    let (seconds, wanted) = first.unwrap_or((SMOKE_SECONDS, args));
+    command::needs_cargo("fuzz")?;
     all(seconds, wanted)
 }
 
 fn all(seconds: u32, wanted: &[&str]) -> Result<(), String> {
-    let corpus = ["run", "--quiet", "-p", "rocinante-tests", "--bin", "fuzz-corpus"];
-    command::run(cargo(corpus).args(["--", &format!("{FOLDER}/corpus")]))?;
-    command::run(&mut fuzz(&["build"]))?;
+    let mut corpus = cargo("run --quiet -p rocinante-tests --bin fuzz-corpus --");
+    command::run(corpus.arg(format!("{FOLDER}/corpus")))?;
+    command::run(&mut fuzz("build"))?;
     let targets = targets()?;
     if let Some(unknown) = wanted.iter().find(|name| !targets.iter().any(|known| known == *name)) {
         return Err(format!("no fuzz target {unknown}: there are {}", targets.join(", ")));
@@ -50,26 +46,25 @@ fn all(seconds: u32, wanted: &[&str]) -> Result<(), String> {
         println!("fuzz {name} for {seconds} s");
         let limit = format!("-max_total_time={seconds}");
         let limits = ["--", &limit, "-max_len=4096", "-print_final_stats=1", "-verbosity=0"];
-        command::run(fuzz(&["run", name]).args(limits))?;
+        command::run(fuzz("run").arg(name).args(limits))?;
     }
     Ok(())
 }
 
 /// The targets, one per file.
 fn targets() -> Result<Vec<String>, String> {
-    let folder =
-        fs::read_dir(format!("{FOLDER}/fuzz_targets")).map_err(|error| error.to_string())?;
+    let folder = format!("{FOLDER}/fuzz_targets");
+    let folder = fs::read_dir(&folder).map_err(files::said(folder))?;
     let names = folder.filter_map(|entry| Some(entry.ok()?.path().file_stem()?.to_str()?.into()));
     let mut names: Vec<String> = names.collect();
     names.sort();
     Ok(names)
 }
 
-/// `cargo fuzz ARGS`. The sanitizer is an unstable feature of the compiler, but works with the
+/// `cargo fuzz WHAT`. The sanitizer is an unstable feature of the compiler, but works with the
 /// stable compiler.
-fn fuzz(args: &[&str]) -> Command {
-    let mut command = cargo(["fuzz"]);
-    let (what, args) = args.split_first().expect("a command of cargo-fuzz");
-    command.args([what, "--fuzz-dir", FOLDER]).args(args).env("RUSTC_BOOTSTRAP", "1");
+fn fuzz(what: &str) -> Command {
+    let mut command = cargo(&format!("fuzz {what} --fuzz-dir {FOLDER}"));
+    command.env("RUSTC_BOOTSTRAP", "1");
     command
 }

@@ -10,8 +10,8 @@
 //! above `soft` counts. Neither polls before the device had time: threads would decide the number
 //! of polls in vain.
 
-use crate::command::{self, cargo, is_installed};
-use crate::{demo, machine};
+use crate::command::{self, cargo, is_installed, words};
+use crate::{demo, files, machine};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -48,8 +48,7 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     if update {
         let mut counts = count()?;
         counts.push(count_device()?.map_err(|why| format!("the C ABI: {why}"))?);
-        let counted = Baseline { with: environment()?, counts };
-        return fs::write(BASELINE, counted.text()).map_err(|error| format!("{BASELINE}: {error}"));
+        return files::write(BASELINE, Baseline { with: environment()?, counts }.text());
     }
     check()?.iter().for_each(|skip| println!("SKIPPED {skip}"));
     Ok(())
@@ -60,9 +59,8 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
 /// # Errors
 /// As for [`run`].
 pub(crate) fn check() -> Result<Vec<String>, String> {
-    let baseline = fs::read_to_string(BASELINE).map_err(|error| format!("{BASELINE}: {error}"))?;
-    let mut baseline =
-        Baseline::parse(&baseline).ok_or(format!("{BASELINE} is not what --update writes"))?;
+    let mut baseline = Baseline::parse(&files::read(BASELINE)?)
+        .ok_or(format!("{BASELINE} is not what --update writes"))?;
     if !is_installed("valgrind") {
         return Ok(vec!["instructions: valgrind is not installed".into()]);
     }
@@ -76,9 +74,7 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
     let mut counts = count()?;
     let mut skips = Vec::new();
     match count_device()? {
-        Ok(device) => {
-            counts.push(device);
-        }
+        Ok(device) => counts.push(device),
         Err(why) => {
             baseline.counts.retain(|(name, _)| name != C_ABI);
             skips.push(format!("instructions: the C ABI: {why}"));
@@ -90,10 +86,10 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
 
 /// Everything besides the source that the counts depend on.
 fn environment() -> Result<String, String> {
-    let rustc = command::read(Command::new("rustc").arg("--version"))?;
+    let rustc = command::read(&mut words("rustc --version"))?;
     // Its copies are counted too.
-    let libc = command::read(Command::new("getconf").arg("GNU_LIBC_VERSION"))
-        .unwrap_or_else(|_| "another libc".into());
+    let libc = command::read(&mut words("getconf GNU_LIBC_VERSION"));
+    let libc = libc.unwrap_or_else(|_| "another libc".into());
     let (arch, features) = (std::env::consts::ARCH, features());
     Ok(format!("{}, {}, {arch} with {features}", rustc.trim(), libc.trim()))
 }
@@ -116,15 +112,12 @@ fn features() -> String {
 type Counts = Vec<(String, u64)>;
 
 fn count() -> Result<Counts, String> {
-    let build =
-        ["build", "--quiet", "--release", "-p", "rocinante-benches", "--bin", "instructions"];
-    command::run(&mut cargo(build))?;
+    command::run(&mut cargo("build --quiet --release -p rocinante-benches --bin instructions"))?;
     let target = demo::target()?;
     let (program, log) = (target.join("release/instructions"), target.join("instructions.log"));
     let names = command::read(&mut Command::new(&program))?;
     let run = |name: &str, count: u64| {
-        let mut valgrind = Command::new("valgrind");
-        valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
+        let mut valgrind = words("valgrind --tool=callgrind --callgrind-out-file=/dev/null");
         valgrind.arg(format!("--log-file={}", log.display())).arg(&program).arg(name);
         command::read(valgrind.arg(count.to_string()).env("GLIBC_TUNABLES", TUNABLES))?;
         let said = fs::read_to_string(&log).unwrap_or_default();
@@ -156,13 +149,11 @@ fn count_device() -> Result<Result<(String, u64), String>, String> {
     if command::read(Command::new("unshare").args([flags, "true"])).is_err() {
         return Ok(Err("make a network namespace: not permitted".into()));
     }
-    let build =
-        ["build", "--quiet", "--release", "-p", "rocinante-capi", "--lib", "--example", "post"];
-    command::run(&mut cargo(build))?;
+    command::run(&mut cargo("build --quiet --release -p rocinante-capi --lib --example post"))?;
     let release = demo::target()?.join("release");
     let (by_rust, by_c) = (release.join("examples/post"), release.join("post-by-c"));
-    let compile = ["-O2", "-Wall", "-Werror", SOURCE, "-libverbs", "-o"];
-    command::run(Command::new("cc").args(compile).arg(&by_c))?;
+    let compile = format!("cc -O2 -Wall -Werror {SOURCE} -libverbs -o");
+    command::run(words(&compile).arg(&by_c))?;
     let profile = release.join("instructions.profile");
     let of = |program: &Path, library: &Path, count: u64| {
         let mut valgrind = Command::new("unshare");
@@ -171,9 +162,8 @@ fn count_device() -> Result<Result<(String, u64), String>, String> {
         valgrind.arg(format!("--callgrind-out-file={}", profile.display()));
         valgrind.arg(program).arg(count.to_string()).env("GLIBC_TUNABLES", TUNABLES);
         command::read(valgrind.env("ROCINANTE_DEVICES", "lo").env("ROCINANTE_NETDEV", "udp"))?;
-        let rows = ["--auto=no", "--show-percs=no", "--threshold=100"];
-        command::read(Command::new("callgrind_annotate").args(rows).arg(&profile))
-            .map(|said| above(&said))
+        let mut rows = words("callgrind_annotate --auto=no --show-percs=no --threshold=100");
+        command::read(rows.arg(&profile)).map(|said| above(&said))
     };
     let library = release.join("librocinante_ibverbs.so");
     let rust = each(|count| of(&by_rust, Path::new(""), count))?;

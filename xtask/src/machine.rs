@@ -1,15 +1,16 @@
 //! Rights and resources on this machine.
 
-use crate::command;
+use crate::command::{self, words};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::process::Command;
 
 /// The most that `cargo xtask test` writes below an empty target directory.
 const WHOLE_RUN: &str = "7 GB";
 
 /// Whether this process is root outside any user namespace: then it may install packages.
 pub(crate) fn is_root() -> bool {
-    ids_are_the_machines() && effective_uid(&own("status")) == Some(0)
+    // proc(5): the files belong to the effective user.
+    ids_are_the_machines() && std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
 }
 
 /// Whether this process has all rights that tests need: root in a container often does not.
@@ -21,14 +22,13 @@ pub(crate) fn has_all_rights() -> bool {
 
 /// A command prefix that makes an ordinary user root of a user namespace, if possible.
 pub(crate) fn user_namespace() -> Option<&'static str> {
-    let probe = ["--user", "--map-root-user", "--net", "true"];
-    command::read(Command::new("unshare").args(probe)).ok()?;
+    command::read(&mut words("unshare --user --map-root-user --net true")).ok()?;
     Some("unshare --user --map-root-user")
 }
 
 /// The target triple of this machine.
 pub(crate) fn triple() -> Result<String, String> {
-    let version = command::read(Command::new("rustc").arg("-vV"))?;
+    let version = command::read(&mut words("rustc -vV"))?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
     host.map(str::to_owned).ok_or_else(|| "rustc -vV names no host".into())
 }
@@ -37,8 +37,7 @@ pub(crate) fn triple() -> Result<String, String> {
 /// that compile then.
 pub(crate) fn room(target: &Path) -> String {
     let existing = target.ancestors().find(|dir| dir.is_dir()).unwrap_or(target);
-    let free = command::read(Command::new("df").args(["--output=avail", "-h"]).arg(existing));
-    let free = free.unwrap_or_default();
+    let free = command::read(words("df --output=avail -h").arg(existing)).unwrap_or_default();
     let free = free.lines().last().unwrap_or("?").trim();
     format!(
         "disk: {free} free for {}; all of it together takes up to {WHOLE_RUN}, in CARGO_TARGET_DIR if \
@@ -55,12 +54,6 @@ fn ids_are_the_machines() -> bool {
     own("uid_map").split_whitespace().eq(["0", "0", "4294967295"])
 }
 
-/// The second of the four ids in a `status` file of proc(5).
-fn effective_uid(status: &str) -> Option<u32> {
-    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-    ids.split_whitespace().nth(1)?.parse().ok()
-}
-
 /// The effective set in a `status` file of proc(5).
 fn effective_capabilities(status: &str) -> u64 {
     let hex = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap_or_default();
@@ -69,7 +62,7 @@ fn effective_capabilities(status: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{effective_capabilities, effective_uid, room};
+    use super::{effective_capabilities, room};
     use std::path::Path;
 
     #[test]
@@ -82,11 +75,5 @@ mod tests {
     fn capabilities_are_read_from_status() {
         assert_eq!(effective_capabilities("Name:\tx\nCapEff:\t0000000000201000\n"), 0x20_1000);
         assert_eq!(effective_capabilities("Name:\tx\n"), 0);
-    }
-
-    #[test]
-    fn the_effective_uid_counts() {
-        assert_eq!(effective_uid("Name:\tx\nUid:\t1000\t0\t0\t0\n"), Some(0));
-        assert_eq!(effective_uid("Name:\tx\n"), None);
     }
 }

@@ -8,6 +8,7 @@ mod demo;
 mod deny;
 mod dist;
 mod dropin;
+mod files;
 mod foreign;
 mod fuzz;
 mod instructions;
@@ -142,7 +143,7 @@ fn main() -> ExitCode {
 /// `cargo xtask bench ARGS`, in the directory `from`.
 fn bench(args: &[&str], from: &Path) -> Result<(), String> {
     setup::packages(setup::DEMO);
-    command::run(&mut cargo(["build", "--release", "--quiet", "-p", "rocinante-bench"]))?;
+    command::run(&mut cargo("build --release --quiet -p rocinante-bench"))?;
     let program = demo::target()?.join("release/rocinante-bench");
     command::run(std::process::Command::new(program).args(args).current_dir(from))
 }

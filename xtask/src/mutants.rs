@@ -6,28 +6,22 @@ use std::fs;
 use std::process::Command;
 
 use crate::command::{self, cargo};
-use crate::demo;
+use crate::{demo, files};
 
 /// The parts of the code, and the arguments that choose their mutants and the tests of these.
-const PARTS: [(&str, &[&str]); 4] = [
+const PARTS: [(&str, &str); 4] = [
     (
         "stack",
-        &[
-            "--package=rocinante-stack",
-            "--package=rocinante-wire",
-            "--test-package=rocinante-stack,rocinante-wire",
-        ],
+        "--package=rocinante-stack --package=rocinante-wire \
+         --test-package=rocinante-stack,rocinante-wire",
     ),
-    ("cm", &["--package=rocinante-stack", "--file=stack/src/cm/**"]),
-    ("netdev", &["--package=rocinante-netdev"]),
+    ("cm", "--package=rocinante-stack --file=stack/src/cm/**"),
+    ("netdev", "--package=rocinante-netdev"),
+    // The guest of `interop` covers the code that asks a device of the kernel.
     (
         "verbs-api",
-        &[
-            "--package=rocinante-soft",
-            // The guest of `interop` covers the code that asks a device of the kernel.
-            "--package=rocinante",
-            "--test-package=rocinante,rocinante-soft,rocinante-models",
-        ],
+        "--package=rocinante-soft --package=rocinante \
+         --test-package=rocinante,rocinante-soft,rocinante-models",
     ),
 ];
 /// The memory limit of a mutant, in KiB. Some would allocate all there is.
@@ -45,15 +39,13 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     });
     let (name, chosen, args) = part
         .ok_or_else(|| format!("mutants of which part: {}?", PARTS.map(|(it, _)| it).join(", ")))?;
-    command::read(&mut cargo(["mutants", "--version"])).map_err(|_| {
-        "cargo-mutants is not installed: cargo install --locked cargo-mutants".to_owned()
-    })?;
+    command::needs_cargo("mutants")?;
     let limited = format!("ulimit -v {MEMORY_MAX_KIB}; exec \"$@\"");
     let mut command = Command::new("sh");
-    command.args(["-c", &limited, "sh"]).arg(cargo::<&str>([]).get_program());
+    command.args(["-c", &limited, "sh"]).arg(cargo("").get_program());
     let out = demo::target()?.join("mutants").join(name);
-    fs::create_dir_all(&out).map_err(|error| format!("{}: {error}", out.display()))?;
-    command.args(["mutants", "--iterate", "--output"]).arg(out).args(*chosen).args(args);
+    fs::create_dir_all(&out).map_err(files::said(&out))?;
+    command.args(["mutants", "--iterate", "--output"]).arg(out).args(chosen.split(' ')).args(args);
     // Less time to build means less time to try.
     command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "0").env("CARGO_PROFILE_DEV_DEBUG", "0");
     let status = command.status().map_err(|error| error.to_string())?;

@@ -8,11 +8,12 @@
 mod checks;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
-use crate::nursery::{Ended, Nursery, Program, Tests};
+use crate::files;
+use crate::nursery::{Ended, Nursery, try_test};
+use crate::programs::Program;
 
 /// The files whose threads the models run.
 const FILES: &[&str] = &[
@@ -27,12 +28,11 @@ const FILES: &[&str] = &[
 ];
 /// The table of the test that notices each.
 const TABLE: &str = "docs/orderings.md";
-/// The models, and where their tests are.
-const MODELS: Tests =
-    Tests { select: &["-p", "rocinante-models", "--test", "threads"], home: "tests/models" };
+/// The models, as arguments of `cargo test`, and where their tests are.
+const MODELS: &str = "-p rocinante-models --test threads";
 const MODELS_SOURCE: &str = "tests/models/tests/threads.rs";
 /// The unit tests of the device in software, for checks that only save wake-ups.
-const UNITS: Tests = Tests { select: &["-p", "rocinante-soft", "--lib"], home: "verbs-api/soft" };
+const UNITS: &str = "-p rocinante-soft --lib";
 
 /// Something that can be taken away from a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,7 +42,7 @@ struct Site {
     file: &'static str,
     /// Its place in the file, and the text that replaces it.
     place: Range<usize>,
-    rest: &'static str,
+    rest: String,
 }
 
 /// `cargo xtask orderings [--find] [PART-OF-A-NAME...]`.
@@ -69,14 +69,14 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
 
 /// Asks for each site the test that its row names.
 fn confirm(nursery: &Nursery, chosen: &[&Site]) -> Result<(), String> {
-    let rows = rows(&fs::read_to_string(TABLE).map_err(|error| format!("{TABLE}: {error}"))?);
+    let rows = rows(&files::read(TABLE)?);
     let named = |site: &Site| rows.get(&site.name).ok_or_else(|| no_row(&site.name));
     let mut wrong = Vec::new();
     let mut asked = BTreeSet::new();
     for site in chosen {
         let notices = named(site)?;
         if asked.insert(notices) {
-            let (ended, _) = notices.build(nursery)?.run(&notices.test)?;
+            let (ended, _) = try_test(&notices.build(nursery)?, &notices.test)?;
             if ended != Ended::Passed {
                 wrong.push(format!("{}: {ended:?} with nothing taken away", notices.test));
             }
@@ -84,7 +84,7 @@ fn confirm(nursery: &Nursery, chosen: &[&Site]) -> Result<(), String> {
     }
     for site in chosen {
         let notices = named(site)?;
-        let ask = || notices.build(nursery)?.run(&notices.test);
+        let ask = || try_test(&notices.build(nursery)?, &notices.test);
         let (ended, took) = nursery.with(site.file, |good| Ok(site.remove_from(good)), ask)??;
         println!("{}: {}: {ended:?} in {:.1} s", site.name, notices.test, took.as_secs_f64());
         if ended != Ended::Failed {
@@ -96,14 +96,13 @@ fn confirm(nursery: &Nursery, chosen: &[&Site]) -> Result<(), String> {
 
 /// Prints for each site the first model that notices it.
 fn find_tests(nursery: &Nursery, chosen: &[&Site]) -> Result<(), String> {
-    let source = fs::read_to_string(MODELS_SOURCE).map_err(|error| error.to_string())?;
-    let tests = test_names(&source);
+    let tests = test_names(&files::read(MODELS_SOURCE)?);
     let mut unnoticed = 0;
     for site in chosen {
         let find = || -> Result<Option<String>, String> {
-            let program: Program = nursery.build(&MODELS)?;
+            let program = nursery.build(MODELS)?;
             for test in &tests {
-                if program.run(test)?.0 == Ended::Failed {
+                if try_test(&program, test)?.0 == Ended::Failed {
                     return Ok(Some(test.clone()));
                 }
             }
@@ -125,7 +124,7 @@ struct Notices {
 
 impl Notices {
     fn build(&self, nursery: &Nursery) -> Result<Program, String> {
-        nursery.build(if self.of_units { &UNITS } else { &MODELS })
+        nursery.build(if self.of_units { UNITS } else { MODELS })
     }
 }
 
@@ -154,15 +153,11 @@ fn rows(table: &str) -> BTreeMap<String, Notices> {
 
 /// Everything that can be taken away.
 fn all_sites(root: &Path) -> Result<Vec<Site>, String> {
-    let read = |file: &str| {
-        fs::read_to_string(root.join(file)).map_err(|error| format!("{file}: {error}"))
-    };
     let mut sites = Vec::new();
     for file in FILES {
-        sites.extend(orderings_of(file, &read(file)?));
-    }
-    for check in checks::CHECKS {
-        sites.push(check.site(&read(check.file)?)?);
+        let source = files::read(root.join(file))?;
+        sites.extend(orderings_of(file, &source));
+        sites.extend(checks::of(file, &source)?);
     }
     Ok(sites)
 }
@@ -182,12 +177,12 @@ fn orderings_of(file: &'static str, source: &str) -> Vec<Site> {
         if let Some(name) = function_name(code) {
             function = name.into();
         }
-        let mut add = |what: &str, place: Range<usize>, rest| {
+        let mut add = |what: &str, place: Range<usize>, rest: &str| {
             let which = format!("{stem} {function} {what}");
             let count = counts.entry(which.clone()).or_default();
             *count += 1;
             let name = format!("{which} {count}");
-            sites.push(Site { name, file, place, rest });
+            sites.push(Site { name, file, place, rest: rest.into() });
         };
         if code.starts_with("fence(") {
             add("fence", begin..begin + line.trim_end().len(), "");
@@ -216,7 +211,7 @@ fn function_name(code: &str) -> Option<&str> {
 impl Site {
     fn remove_from(&self, source: &str) -> String {
         let mut changed = source.to_owned();
-        changed.replace_range(self.place.clone(), self.rest);
+        changed.replace_range(self.place.clone(), &self.rest);
         changed
     }
 }
@@ -239,7 +234,7 @@ mod tests {
     #[test]
     fn each_site_has_one_row_and_its_test_exists() {
         let sites = all_sites(root()).unwrap_or_else(|why| panic!("{why}"));
-        let table = fs::read_to_string(root().join(TABLE)).expect(TABLE);
+        let table = files::read(root().join(TABLE)).expect(TABLE);
         let rows = rows(&table);
         let names: BTreeSet<&String> = sites.iter().map(|site| &site.name).collect();
         assert_eq!(names.len(), sites.len(), "two have one name");
@@ -250,8 +245,7 @@ mod tests {
         for name in rows.keys() {
             assert!(names.contains(name), "{TABLE}: `{name}` is not in the code any more");
         }
-        let models = fs::read_to_string(root().join(MODELS_SOURCE)).expect(MODELS_SOURCE);
-        let models = test_names(&models);
+        let models = test_names(&files::read(root().join(MODELS_SOURCE)).expect(MODELS_SOURCE));
         for Notices { of_units, test } in rows.values() {
             assert!(*of_units || models.contains(test), "there is no model {test}");
         }

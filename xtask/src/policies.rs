@@ -6,13 +6,13 @@
 //! or many peers shows none in these rows: the last column has where it was measured.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
 
-use crate::command;
+use crate::command::{self, words};
+use crate::files::read;
 use crate::nursery::Nursery;
 
 /// The groups of rows, unless the command line names others.
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
         ["--rows", rows, names @ ..] => (*rows, names),
         names => (ROWS, names),
     };
-    let listed = command::read(Command::new("git").args(["ls-files", "*tuning.rs"]))?;
+    let listed = command::read(&mut words("git ls-files *tuning.rs"))?;
     let mut policies = Vec::new();
     for file in listed.lines() {
         policies.extend(Policy::find(file, &read(file)?));
@@ -67,10 +67,6 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
         println!("| {} | {most} | {least} | {price} | {} |", policy.name, policy.measured);
     }
     Ok(())
-}
-
-fn read(file: impl AsRef<Path>) -> Result<String, String> {
-    fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.as_ref().display()))
 }
 
 #[derive(Debug, PartialEq, Eq)]

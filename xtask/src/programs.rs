@@ -1,6 +1,6 @@
 //! The test programs of the workspace: building them, running them, and reading their output.
 
-use crate::command::{self, cargo};
+use crate::command::{self, cargo, words};
 use crate::{machine, skips};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ pub(crate) struct Program {
 /// One does not compile.
 pub(crate) fn build() -> Result<Vec<Program>, String> {
     let format = "--message-format=json-render-diagnostics";
-    let mut build = cargo(["test", "--workspace", "--no-run", "--quiet", format]);
+    let mut build = cargo(&format!("test --workspace --no-run --quiet {format}"));
     let output = build
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
@@ -40,7 +40,7 @@ pub(crate) fn build() -> Result<Vec<Program>, String> {
 }
 
 /// The test program that a message of cargo announces.
-fn program(line: &str) -> Option<Program> {
+pub(crate) fn program(line: &str) -> Option<Program> {
     let message: Value = serde_json::from_str(line).ok()?;
     if message["profile"]["test"] != true {
         return None;
@@ -60,14 +60,8 @@ fn program(line: &str) -> Option<Program> {
 impl Program {
     /// How to run it, as cargo would.
     pub(crate) fn command(&self, runner: Option<&str>) -> Command {
-        let mut command = match runner.map(|runner| runner.split(' ').collect::<Vec<_>>()) {
-            Some(words) => {
-                let mut command = Command::new(words[0]);
-                command.args(&words[1..]).arg(&self.file);
-                command
-            }
-            None => Command::new(&self.file),
-        };
+        let mut command = runner.map_or_else(|| Command::new(&self.file), words);
+        command.args(runner.map(|_| &self.file));
         command.current_dir(&self.package).env("CARGO_MANIFEST_DIR", &self.package);
         command
     }

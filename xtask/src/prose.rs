@@ -1,7 +1,8 @@
 //! How long comments and documents may be, and words of comments that make riddles.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use crate::command::{self, words};
+use crate::files;
+use std::path::Path;
 
 /// The most columns of a line of prose.
 const COLUMNS: usize = 100;
@@ -31,12 +32,12 @@ const DOCUMENTS: [(&str, usize, usize); 2] =
 /// # Errors
 /// The lines and documents that are too long; or a file cannot be read.
 pub(crate) fn check() -> Result<(), String> {
-    let mut sources = Vec::new();
-    find_sources(Path::new("."), &mut sources).map_err(|error| error.to_string())?;
+    let sources =
+        command::read(&mut words("git ls-files --cached --others --exclude-standard *.rs"))?;
     let (mut wrong, mut comments, mut riddles) = (Vec::new(), 0, Vec::new());
-    for path in sources {
-        let name = path.strip_prefix(".").unwrap_or(&path).display().to_string();
-        let text = fs::read_to_string(&path).map_err(|error| format!("{name}: {error}"))?;
+    // A file may be gone before git knows.
+    for name in sources.lines().filter(|name| Path::new(name).exists()) {
+        let text = files::read(name)?;
         for (number, line) in comment_lines(&text) {
             comments += 1;
             if line.chars().count() > COLUMNS {
@@ -53,7 +54,7 @@ pub(crate) fn check() -> Result<(), String> {
         wrong.extend(riddles);
     }
     for (name, lines_max, words_max) in DOCUMENTS {
-        let text = fs::read_to_string(name).map_err(|error| format!("{name}: {error}"))?;
+        let text = files::read(name)?;
         let (lines, words) = (text.lines().count(), text.split_whitespace().count());
         if lines > lines_max || words > words_max {
             wrong.push(format!(
@@ -64,19 +65,6 @@ pub(crate) fn check() -> Result<(), String> {
         wrong.extend(long.map(|number| format!("{name}:{number}: more than {COLUMNS} columns")));
     }
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
-}
-
-fn find_sources(directory: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
-    for entry in fs::read_dir(directory)? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if path.is_dir() && !path.is_symlink() && name != "target" && !name.starts_with('.') {
-            find_sources(&path, found)?;
-        } else if name.ends_with(".rs") {
-            found.push(path);
-        }
-    }
-    Ok(())
 }
 
 /// The lines that are comments and nothing else, with their numbers.

@@ -2,13 +2,12 @@
 //! the upload, and the packages are compiled with the lowest version of Rust, for the targets of
 //! `cargo xtask dist`.
 
-use crate::command::{self, cargo};
+use crate::command::{self, cargo, words};
 use crate::toolchain::Toolchain;
-use crate::{demo, dist, test};
+use crate::{demo, dist, files, test};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 /// `rust-version` of the workspace, with its patch level. The AVX-512 intrinsics of
 /// `verbs-api/soft/src/provider/memory/summed.rs` need 1.89; of the dependencies, `libloading` 0.9
@@ -32,16 +31,15 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
         return Err(wrong.join("\n"));
     }
     dist::shipped()?;
-    let dry_run = ["publish", "--workspace", "--dry-run", "--no-verify"];
-    command::run(cargo(dry_run).args(["--allow-dirty", "--locked", "--quiet"]))?;
+    let dry_run = "publish --workspace --dry-run --no-verify --allow-dirty --locked --quiet";
+    command::run(&mut cargo(dry_run))?;
     let names: Vec<&str> = published.iter().filter_map(|p| p["name"].as_str()).collect();
     let folder = unpack(&names, metadata["packages"][0]["version"].as_str().unwrap_or_default())?;
     let manifest = folder.join("Cargo.toml");
-    let check =
-        ["check", "--quiet", "-p", "rocinante-cli", "-p", "rocinante-agent", "--manifest-path"];
+    let check = "check --quiet -p rocinante-cli -p rocinante-agent --manifest-path";
     let targets = dist::TARGETS.map(|(target, _)| target);
     let (mut check, skips) = match Toolchain::of(LOWEST_RUST, &targets) {
-        Ok(lowest) => (lowest.cargo(&check), vec![]),
+        Ok(lowest) => (lowest.cargo(check), vec![]),
         Err(why) if std::env::var_os("CI").is_some() => return Err(why),
         Err(why) => (cargo(check), vec![format!("packages: no Rust {LOWEST_RUST}: {why}")]),
     };
@@ -54,26 +52,25 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
 fn unpack(names: &[&str], version: &str) -> Result<std::path::PathBuf, String> {
     let target = demo::target()?;
     let folder = target.join("packages");
-    let mut package = cargo(["package", "--no-verify", "--allow-dirty", "--locked", "--quiet"]);
+    let mut package = cargo("package --no-verify --allow-dirty --locked --quiet");
     command::run(package.args(names.iter().flat_map(|name| ["-p", *name])))?;
-    let said = |error: std::io::Error| format!("{}: {error}", folder.display());
-    fs::create_dir_all(&folder).map_err(said)?;
+    fs::create_dir_all(&folder).map_err(files::said(&folder))?;
     let (mut members, mut patches) = (String::new(), String::new());
     for name in names {
         let unpacked = format!("{name}-{version}");
         let _ = fs::remove_dir_all(folder.join(&unpacked));
         let archive = target.join("package").join(format!("{unpacked}.crate"));
         // All files in all packages have the same time, and cargo compiles only newer files again.
-        let unpack = ["--extract", "--gzip", "--touch", "--directory"];
-        command::run(Command::new("tar").args(unpack).arg(&folder).arg("--file").arg(archive))?;
+        let mut unpack = words("tar --extract --gzip --touch --directory");
+        command::run(unpack.arg(&folder).arg("--file").arg(archive))?;
         members += &format!("\"{unpacked}\", ");
         patches += &format!("{name} = {{ path = \"{unpacked}\" }}\n");
     }
     let manifest = format!(
         "[workspace]\nresolver = \"3\"\nmembers = [{members}]\n\n[patch.crates-io]\n{patches}"
     );
-    fs::write(folder.join("Cargo.toml"), manifest).map_err(said)?;
-    fs::copy("Cargo.lock", folder.join("Cargo.lock")).map_err(said)?;
+    files::write(folder.join("Cargo.toml"), manifest)?;
+    files::copy("Cargo.lock", folder.join("Cargo.lock"))?;
     Ok(folder)
 }
 

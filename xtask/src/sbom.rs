@@ -1,9 +1,9 @@
 //! The bill of materials of a program: every crate in it, as CycloneDX 1.5 in JSON
 //! (<https://cyclonedx.org/docs/1.5/json/>).
 
+use crate::files;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 
 /// A package in the output of `cargo tree --prefix=depth --format=" {p}|{l}|{f}"`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,8 +43,8 @@ pub(crate) fn lines(tree: &str) -> Vec<Line> {
 /// # Errors
 /// There is none, or `Cargo.lock` cannot be read.
 pub(crate) fn cyclone_dx(lines: &[Line]) -> Result<String, String> {
-    let lock = fs::read_to_string("Cargo.lock").map_err(|error| format!("Cargo.lock: {error}"))?;
-    let bom = bom(lines, &checksums(&lock)).ok_or("cargo tree named no package")?;
+    let bom =
+        bom(lines, &checksums(&files::read("Cargo.lock")?)).ok_or("cargo tree named no package")?;
     serde_json::to_string_pretty(&bom).map(|text| text + "\n").map_err(|error| error.to_string())
 }
 

@@ -1,9 +1,10 @@
 //! Installs the programs and targets that a bare Debian machine lacks.
 
-use crate::command::{self, cargo, is_installed};
+use crate::command::{self, cargo, is_installed, words};
+use crate::toolchain::Toolchain;
 use crate::{dist, machine};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// The Debian packages that the demo uses.
 pub(crate) const DEMO: &[&str] = &["iproute2", "nftables"];
@@ -62,8 +63,7 @@ pub(crate) fn packages(needed: &[&str]) {
 
 /// Whether Debian's package is installed.
 fn has(package: &str) -> bool {
-    let query = ["--show", "--showformat=${db:Status-Status}", package];
-    command::read(Command::new("dpkg-query").args(query))
+    command::read(words("dpkg-query --show --showformat=${db:Status-Status}").arg(package))
         .is_ok_and(|is| is.starts_with("installed"))
 }
 
@@ -73,8 +73,8 @@ fn has(package: &str) -> bool {
 /// A part is missing and there is no rustup to add it, or it cannot be downloaded.
 pub(crate) fn toolchain() -> Result<(), String> {
     for (component, program) in [("rustfmt", "fmt"), ("clippy", "clippy")] {
-        if command::read(&mut cargo([program, "--version"])).is_err() {
-            rustup(&["component", "add", component])?;
+        if command::read(&mut cargo(&format!("{program} --version"))).is_err() {
+            rustup(&format!("component add {component}"))?;
         }
     }
     let ours = dist::TARGETS.map(|(name, _)| name);
@@ -86,9 +86,8 @@ pub(crate) fn toolchain() -> Result<(), String> {
 /// # Errors
 /// As for [`toolchain`].
 pub(crate) fn target(name: &str) -> Result<(), String> {
-    let sysroot = command::read(Command::new("rustc").args(["--print", "sysroot"]))?;
-    let there = Path::new(sysroot.trim()).join("lib/rustlib").join(name).is_dir();
-    if there { Ok(()) } else { rustup(&["target", "add", name]) }
+    let is_there = Toolchain { name: None }.has(&[name]);
+    if is_there { Ok(()) } else { rustup(&format!("target add {name}")) }
 }
 
 /// The path of cargo-deny: an installed one, or one built below the target directory.
@@ -104,10 +103,9 @@ pub(crate) fn cargo_deny(target: &Path) -> Result<PathBuf, String> {
         }
     }
     println!("set-up: building cargo-deny {CARGO_DENY} into {} (a minute or two)", tools.display());
-    let install = ["install", "--quiet", "--locked", "cargo-deny", "--version", CARGO_DENY];
+    let install = format!("install --quiet --locked cargo-deny --version {CARGO_DENY} --root");
     command::run(
-        cargo(install)
-            .arg("--root")
+        cargo(&install)
             .arg(&tools)
             .env("CARGO_TARGET_DIR", tools.join("build"))
             // It runs once: building it fast matters more than running it fast.
@@ -119,17 +117,15 @@ pub(crate) fn cargo_deny(target: &Path) -> Result<PathBuf, String> {
     Ok(ours)
 }
 
-fn rustup(args: &[&str]) -> Result<(), String> {
-    println!("set-up: rustup {}", args.join(" "));
-    command::run(Command::new("rustup").args(args))
+fn rustup(args: &str) -> Result<(), String> {
+    println!("set-up: rustup {args}");
+    command::run(&mut words(&format!("rustup {args}")))
 }
 
 fn apt_install(packages: &[&str]) -> Result<(), String> {
     let apt = |args: &[&str]| {
-        let mut command = Command::new("apt-get");
-        command.args(["-qq", "-o", "DPkg::Lock::Timeout=300"]).args(args);
-        command.env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
-        command::read(&mut command)
+        let mut command = words("apt-get -qq -o DPkg::Lock::Timeout=300");
+        command::read(command.args(args).env("DEBIAN_FRONTEND", "noninteractive"))
     };
     let install = [&["install", "-y", "--no-install-recommends"], packages].concat();
     // A fresh machine has no package lists.

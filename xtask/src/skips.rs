@@ -1,6 +1,6 @@
 //! Tests that could not run, and the committed list of those that may.
 
-use std::fs;
+use crate::files;
 
 /// The committed list.
 const LIST: &str = "tests/allowed-skips.txt";
@@ -17,8 +17,7 @@ impl Allowed {
     /// # Errors
     /// It cannot be read.
     pub(crate) fn read(has_all_rights: bool) -> Result<Self, String> {
-        let list = fs::read_to_string(LIST).map_err(|error| format!("{LIST}: {error}"))?;
-        Ok(Self::parse(&list, has_all_rights))
+        Ok(Self::parse(&files::read(LIST)?, has_all_rights))
     }
 
     pub(crate) fn parse(list: &str, has_all_rights: bool) -> Self {

@@ -27,7 +27,7 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
         [seconds, backend @ ("udp" | "packet" | "afxdp")] => (parse(seconds)?, Some(backend)),
         _ => return Err(USAGE.into()),
     };
-    let mut test = cargo(["test", "--release", "-p", "rocinante-tests", "--test", "soak", "--"]);
+    let mut test = cargo("test --release -p rocinante-tests --test soak --");
     match hogs {
         Some(hogs) => under_load(&mut test, hogs, backend),
         None => test.args(backend).args(["--skip", UNDER_LOAD]),
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
 pub(crate) fn check() -> Result<Vec<String>, String> {
     let (hogs, seconds) = CHECK;
     // As the other tests were built.
-    let mut test = cargo(["test", "--workspace", "--quiet", "--test", "soak", "--"]);
+    let mut test = cargo("test --workspace --quiet --test soak --");
     under_load(&mut test, hogs, None);
     show(&mut test, seconds)
 }

@@ -4,7 +4,7 @@
 //! others wait for timers, peers and single threads, so they run in parallel ([`pool::run`]): each
 //! test program, and each remaining step as `cargo xtask test --only STEP`.
 
-use crate::command::{self, cargo};
+use crate::command::{self, cargo, words};
 use crate::pool::{self, Ended};
 use crate::programs::{self, Program, figure};
 use crate::skips::{self, Allowed};
@@ -152,7 +152,7 @@ pub(crate) fn run(scope: Scope<'_>) -> Result<(), String> {
 
 /// The members of the workspace and its target directory, from `cargo metadata`.
 pub(crate) fn metadata() -> Result<Value, String> {
-    let metadata = command::read(&mut cargo(["metadata", "--format-version=1", "--no-deps"]))?;
+    let metadata = command::read(&mut cargo("metadata --format-version=1 --no-deps"))?;
     serde_json::from_str(&metadata).map_err(|error| error.to_string())
 }
 
@@ -195,7 +195,7 @@ fn add(
     first.iter().for_each(|program| run(jobs, program));
     add_steps(jobs, beside)?;
     slow.iter().for_each(|program| run(jobs, program));
-    let mut documentation = cargo(["test", "--workspace", "--doc", "--quiet", "--no-fail-fast"]);
+    let mut documentation = cargo("test --workspace --doc --quiet --no-fail-fast");
     if let Some(runner) = runner {
         let triple = machine::triple()?.to_uppercase().replace('-', "_");
         documentation.env(format!("CARGO_TARGET_{triple}_RUNNER"), runner);
@@ -215,8 +215,8 @@ fn add_steps(jobs: &mut Jobs, steps: &[&str]) -> Result<(), String> {
 /// This program, for one step. It has a lower priority than tests, because tests have deadlines.
 fn myself(step: &str) -> Result<Command, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
-    let mut command = Command::new("nice");
-    command.args(["-n", "10"]).arg(program).args(["test", "--only", step]);
+    let mut command = words("nice -n 10");
+    command.arg(program).args(["test", "--only", step]);
     Ok(command)
 }
 
@@ -340,47 +340,39 @@ fn format() -> Outcome {
     let files = fs::read_dir("tests/src/verbs").and_then(Iterator::collect::<Result<Vec<_>, _>>);
     check(files.map_err(|error| format!("tests/src/verbs: {error}")).and_then(|files| {
         let files = files.iter().map(fs::DirEntry::path);
-        command::run(cargo(["fmt", "--all", "--check", "--"]).args(files))
+        command::run(cargo("fmt --all --check --").args(files))
     }))
 }
 
 fn clippy() -> Outcome {
-    let what = ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"];
-    check(command::run(&mut cargo(what)))
+    check(command::run(&mut cargo("clippy --quiet --workspace --all-targets -- -D warnings")))
 }
 
 /// The library with none of its features, and with all. Its counters and
 /// traces are tested with them.
 fn features() -> Outcome {
-    let lints = |what: &[&str]| {
-        let mut clippy = cargo(["clippy", "--quiet", "-p", "rocinante-soft", "-p", "rocinante"]);
-        command::run(clippy.args(what).args(["--", "-D", "warnings"]))
-    };
-    let traced = [
-        "test",
-        "--quiet",
-        "-p",
-        "rocinante-soft",
-        "-p",
-        "rocinante",
-        "--all-features",
-        "--lib",
-        "--test",
+    let steps = [
+        // Its tests need features, so the bare library is looked at without them.
+        "clippy --lib --no-default-features -- -D warnings",
+        "clippy --all-targets --all-features -- -D warnings",
+        "test --all-features --lib --test tracing",
     ];
-    let test = || command::run(cargo(traced).arg("tracing"));
-    // Its tests need features, so the bare library is looked at without them.
-    let bare = lints(&["--lib", "--no-default-features"]);
-    check(bare.and_then(|()| lints(&["--all-targets", "--all-features"])).and_then(|()| test()))
+    let run = |step: &str| {
+        let (what, options) = step.split_once(' ').unwrap_or_default();
+        let packages = "-p rocinante-soft -p rocinante";
+        command::run(&mut cargo(&format!("{what} --quiet {packages} {options}")))
+    };
+    check(steps.into_iter().try_for_each(run))
 }
 
 fn documentation() -> Outcome {
-    let mut doc = cargo(["doc", "--quiet", "--workspace", "--no-deps", "--all-features"]);
+    let mut doc = cargo("doc --quiet --workspace --no-deps --all-features");
     check(command::run(doc.env("RUSTDOCFLAGS", "-D warnings")))
 }
 
 fn wasm() -> Outcome {
-    let target = "--target=wasm32-unknown-unknown";
-    check(command::run(&mut cargo(["build", "--quiet", "-p", "rocinante-stack", target])))
+    let wasm = "build --quiet -p rocinante-stack --target=wasm32-unknown-unknown";
+    check(command::run(&mut cargo(wasm)))
 }
 
 #[cfg(test)]

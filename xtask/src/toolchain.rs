@@ -1,14 +1,20 @@
-//! Other Rust toolchains than the one that runs this program, by their versions.
+//! The Rust toolchain that runs this program, and others by their versions.
 
-use crate::command::{self, cargo};
+use crate::command::{self, cargo, words};
 use std::path::PathBuf;
 use std::process::Command;
 
 /// A Rust toolchain.
-#[derive(Debug)]
 pub(crate) struct Toolchain {
     /// Its name at rustup; without one it is the toolchain that runs this program.
-    name: Option<&'static str>,
+    pub(crate) name: Option<&'static str>,
+}
+
+/// Fetches a toolchain with its `parts`, which are options of rustup.
+pub(crate) fn install(name: &str, parts: &str) -> Command {
+    println!("set-up: rustup toolchain install {name}");
+    let minimal = "--no-self-update --profile minimal";
+    words(&format!("timeout 300 rustup toolchain install {name} {minimal} {parts}"))
 }
 
 impl Toolchain {
@@ -25,21 +31,15 @@ impl Toolchain {
         }
         let other = Self { name: Some(version) };
         if !other.has(targets) {
-            println!("set-up: rustup toolchain install {version}");
-            let mut install = Command::new("timeout");
-            install.args(["300", "rustup", "toolchain", "install", version, "--no-self-update"]);
-            install.args(["--profile", "minimal"]);
-            command::read(install.args(targets.iter().flat_map(|target| ["--target", *target])))?;
+            let targets = targets.iter().flat_map(|target| ["--target", *target]);
+            command::read(install(version, "").args(targets))?;
         }
         Ok(other)
     }
 
     /// `cargo ARGS` of it.
-    pub(crate) fn cargo(&self, args: &[&str]) -> Command {
-        match self.name {
-            None => cargo(args),
-            Some(_) => self.run("cargo", args),
-        }
+    pub(crate) fn cargo(&self, args: &str) -> Command {
+        if self.is_running() { cargo(args) } else { self.run(&format!("cargo {args}")) }
     }
 
     /// Its rustdoc.
@@ -55,33 +55,27 @@ impl Toolchain {
         self.name.is_none()
     }
 
-    fn has(&self, targets: &[&str]) -> bool {
+    /// Whether it compiles for these targets.
+    pub(crate) fn has(&self, targets: &[&str]) -> bool {
         let libraries = self.sysroot().map(|sysroot| sysroot.join("lib/rustlib"));
         libraries.is_ok_and(|folder| targets.iter().all(|target| folder.join(target).is_dir()))
     }
 
     fn sysroot(&self) -> Result<PathBuf, String> {
-        let sysroot = command::read(&mut self.run("rustc", &["--print", "sysroot"]))?;
+        let sysroot = command::read(&mut self.run("rustc --print sysroot"))?;
         Ok(PathBuf::from(sysroot.trim()))
     }
 
     fn is(&self, version: &str) -> bool {
-        command::read(&mut self.run("rustc", &["--version"]))
+        command::read(&mut self.run("rustc --version"))
             .is_ok_and(|says| says.split(' ').nth(1) == Some(version))
     }
 
-    fn run(&self, program: &str, args: &[&str]) -> Command {
-        let mut command;
-        match self.name {
-            None => command = Command::new(program),
-            Some(name) => {
-                command = Command::new("rustup");
-                // Cargo names its own toolchain and compiler to its children.
-                command.env_remove("RUSTC").env_remove("RUSTDOC").env_remove("CARGO");
-                command.args(["run", name, program]);
-            }
-        }
-        command.args(args);
+    fn run(&self, line: &str) -> Command {
+        let Some(name) = self.name else { return words(line) };
+        let mut command = words(&format!("rustup run {name} {line}"));
+        // Cargo names its own toolchain and compiler to its children.
+        command.env_remove("RUSTC").env_remove("RUSTDOC").env_remove("CARGO");
         command
     }
 }

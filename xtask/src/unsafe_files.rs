@@ -2,10 +2,9 @@
 //! new one. The lint `unsafe_code` refuses it where no attribute allows it.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::process::Command;
 
-use crate::command;
+use crate::command::{self, words};
+use crate::files;
 
 /// The committed list.
 const LIST: &str = "unsafe-files.txt";
@@ -18,7 +17,7 @@ const CODE: &str =
 /// # Errors
 /// The differences.
 pub(crate) fn check() -> Result<(), String> {
-    let list = fs::read_to_string(LIST).map_err(|error| format!("{LIST}: {error}"))?;
+    let list = files::read(LIST)?;
     let lines = list.lines().map(str::trim);
     let listed: BTreeSet<&str> =
         lines.filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
@@ -32,9 +31,8 @@ pub(crate) fn check() -> Result<(), String> {
 
 /// The files with such a line that is not a comment; untracked ones count.
 fn found() -> Result<Vec<String>, String> {
-    let mut grep = Command::new("git");
-    grep.args(["grep", "--untracked", "-E", CODE, "--", "*.rs", ":!xtask/src/unsafe_files.rs"]);
-    let lines = command::read(&mut grep)?;
+    let mut grep = words("git grep --untracked -E");
+    let lines = command::read(grep.args([CODE, "--", "*.rs", ":!xtask/src/unsafe_files.rs"]))?;
     let code = lines.lines().filter_map(|line| line.split_once(':'));
     let code = code.filter(|(_, text)| !text.trim_start().starts_with("//"));
     Ok(code.map(|(file, _)| file.to_owned()).collect())
