@@ -265,7 +265,7 @@ impl Qp {
             if sent != Sent::Yes {
                 break;
             }
-            requester.control.packet_left(next.size, burst.runs);
+            requester.control.batch.sent(next.size, burst.runs);
             if !PLAIN && ack_req && next.psn != burst.last_asked + 1 {
                 requester.note_asks(&mut burst, &mut shared.peers);
             }
@@ -333,7 +333,8 @@ impl Requester {
         // Where it begins again, so that one packet is progress; and the last packet that may
         // leave, also in a turn: the others wait for its acknowledgement.
         let another = u64::from(if next.ends { full } else { next.cost });
-        let turn_ends = left as usize >= burst.turn && self.control.ends_run(next.size, burst.runs);
+        let turn_ends =
+            left as usize >= burst.turn && self.control.batch.is_ended_by(next.size, burst.runs);
         turn_ends
             || (burst.again && next.psn == self.snd_una)
             || left >= permit.packets
@@ -362,7 +363,7 @@ impl Requester {
         peers: &mut Peers,
     ) {
         peers.get(params.peer).charge(burst.left);
-        self.control.left(burst.left);
+        self.control.in_flight.add(burst.left);
         // A packet without AckReq is not answered in a round trip.
         self.round_trip.sent(self.snd_nxt, now, burst.again || burst.quiet);
         self.note_asks(burst, peers);

@@ -27,12 +27,12 @@ impl Requester {
     /// An AETH announces the number of receives.
     #[inline]
     pub(in crate::rc) fn on_aeth(&mut self, aeth: Aeth) {
-        self.control.on_aeth(aeth);
+        self.control.credits.on_aeth(aeth);
     }
 
     /// Our packets were marked (CNP).
     pub(in crate::rc) fn on_ecn(&mut self, now: Time) {
-        self.control.on_ecn(now, &self.round_trip);
+        self.control.congestion.on_ecn(now, &self.round_trip);
     }
 
     /// The peer turned out to be a Rocinante, with room for `window_max` packets of the queue pair.
@@ -43,7 +43,7 @@ impl Requester {
     /// Takes note of the time; returns when more may leave, if pacing keeps something back.
     #[inline]
     pub(in crate::rc) fn tick(&mut self, now: Time) -> Option<Time> {
-        self.control.tick(now)
+        self.control.congestion.tick(now)
     }
 
     /// The round trip in nanoseconds; 0 if it is not known.
@@ -78,7 +78,7 @@ impl Requester {
         if !self.recovery.goes_back(from, now, self.round_trip.min_rtt()) {
             return false;
         }
-        self.control.on_loss(now, &self.round_trip, Repeat::FromThere);
+        self.control.congestion.on_loss(now, &self.round_trip, Repeat::FromThere);
         peers.lost(params.peer);
         if overtaken {
             self.on_lost_responses(peers);
@@ -108,7 +108,7 @@ impl Requester {
             };
         };
         if lost {
-            self.control.on_loss(now, &self.round_trip, Repeat::Alone);
+            self.control.congestion.on_loss(now, &self.round_trip, Repeat::Alone);
             peers.lost(params.peer);
         }
         Repair::Alone { arrived }
@@ -124,7 +124,7 @@ impl Requester {
         peers: &mut Peers,
     ) {
         self.go_back(from, sq, params, peers);
-        self.control.on_rnr(until);
+        self.control.rnr_until = until;
     }
 
     /// Whether it waits until the peer has a receive.
@@ -135,12 +135,12 @@ impl Requester {
     /// When the wait for a receive is over; [`Time::NEVER`] if there is none.
     #[inline]
     pub(in crate::rc) fn ready_at(&self) -> Time {
-        self.control.ready_at()
+        self.control.rnr_until
     }
 
     /// Ends the wait for a receive, if it is over by now. Returns whether it was.
     pub(in crate::rc) fn ready(&mut self, now: Time) -> bool {
-        let ready = self.control.ready_at() <= now;
+        let ready = self.control.rnr_until <= now;
         if ready {
             self.control.forget_rnr();
         }
@@ -155,7 +155,7 @@ impl Requester {
         params: &ConnParams,
         peers: &mut Peers,
     ) {
-        self.control.on_timeout(now);
+        self.control.congestion.on_timeout(now);
         peers.lost(params.peer);
         self.recovery.on_timeout();
         self.on_lost_responses(peers);
@@ -189,7 +189,7 @@ impl Requester {
         if self.recovery.all_again() {
             // The missing packet asks in the place of the last packet.
         } else if nak_lost {
-            self.control.on_timeout(now);
+            self.control.congestion.on_timeout(now);
             self.go_back(self.snd_una, sq, params, peers);
         } else {
             self.probe(Probe::Tail, sq, params, peers);
@@ -201,7 +201,7 @@ impl Requester {
     fn on_lost_responses(&mut self, peers: &mut Peers) {
         let in_flight = self.responses_in_flight();
         if in_flight > 1 {
-            self.control.on_lost_responses(in_flight);
+            self.control.read_window.lost(in_flight);
             peers.lost(PeerId::OWN);
         }
     }

@@ -132,7 +132,7 @@ impl Requester {
     /// Begins no request any more, or does again. Requests that left without AckReq now ask for
     /// their acknowledgement: draining ends with the last.
     pub(in crate::rc) fn drain(&mut self, drains: bool) {
-        self.control.drain(drains);
+        self.control.drains = drains;
         self.acks.drains();
     }
 
@@ -144,7 +144,7 @@ impl Requester {
 
     /// Sets the number of READs and atomics that may be outstanding.
     pub(in crate::rc) fn set_max_rd_atomic(&mut self, max: u8) {
-        self.control.set_max_rd_atomic(max);
+        self.control.max_rd_atomic = max;
         if self.has_lists() {
             self.responses.reserve(usize::from(max).saturating_sub(self.responses.len()));
         }
@@ -289,7 +289,7 @@ impl Requester {
         debug_assert!(to > self.snd_una && to <= self.snd_max);
         let selective = self.recovery.is_selective();
         let mut cost = Cost::default();
-        if selective || self.control.in_flight().datagrams > 0 {
+        if selective || self.control.in_flight.datagrams > 0 {
             cost = sq.cost_between(self.snd_una, to.min(self.snd_nxt), params.mtu);
         }
         if selective {
@@ -300,11 +300,11 @@ impl Requester {
         self.ack_requests.answered(to, peers);
         // A packet that waited for a repair is no measure of the path.
         self.round_trip.acknowledged(to, now, !selective);
-        self.control.on_ack(cost.datagrams);
+        self.control.congestion.on_ack(cost.datagrams);
         let before = std::mem::replace(&mut self.snd_una, to);
         while let Some(front) = self.responses.front() {
             if front.first < front.last {
-                self.control.on_responses(front.packets(before, to));
+                self.control.read_window.came(front.packets(before, to));
             }
             if front.last >= to {
                 break;
@@ -380,7 +380,7 @@ impl Requester {
 
     /// The cost charged to the peer's receive queue.
     pub(in crate::rc) fn charged(&self) -> Cost {
-        let mut charged = self.control.in_flight();
+        let mut charged = self.control.in_flight;
         self.responses.iter().for_each(|_| charged.add(REQUEST));
         charged
     }
@@ -392,7 +392,7 @@ impl Requester {
         peers: &mut Peers,
         spares: &mut SpareLists,
     ) {
-        self.release(self.control.in_flight(), params, peers);
+        self.release(self.control.in_flight, params, peers);
         self.control.forget_rnr();
         self.recovery = Recovery::default();
         self.ack_requests.taken_back(Seq::default(), peers);
@@ -406,7 +406,7 @@ impl Requester {
     #[inline]
     fn release(&mut self, cost: Cost, params: &ConnParams, peers: &mut Peers) {
         if cost.datagrams > 0 {
-            self.control.release(cost);
+            self.control.in_flight.take(cost);
             peers.release(params.peer, cost);
         }
     }

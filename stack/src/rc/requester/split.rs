@@ -22,6 +22,7 @@
 
 use crate::peer::Peers;
 use crate::rc::Qp;
+use crate::rc::requester::permit::read_window::request_packets;
 use crate::tuning::split::{ENABLED, SAVES};
 use crate::types::Mtu;
 use crate::verbs::SendOp;
@@ -34,7 +35,7 @@ impl Qp {
     pub(in crate::rc) fn split(&self, op: &SendOp, len: u32, peers: &Peers) -> u16 {
         match op {
             SendOp::Read { .. } => {
-                self.requester.control.read_request_packets(self.params.mtu, peers)
+                request_packets(self.params.mtu, peers, &self.requester.control.read_window)
             }
             SendOp::Write { imm: None, .. } => {
                 let mtu = self.params.mtu;

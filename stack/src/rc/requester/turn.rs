@@ -22,7 +22,7 @@ impl Qp {
         host: &mut H,
         sink: &mut impl TxSink,
     ) -> TurnEnd {
-        self.requester.control.begin_turn();
+        self.requester.control.batch.begin();
         loop {
             let (sq, params) = (&self.core.sq, &self.params);
             self.requester.skip_executed(sq);

@@ -14,7 +14,7 @@ use crate::tuning::batching::{ENABLED, RUNS_IN_FLIGHT, RUNS_OF_WINDOW};
 /// How far the run is that is being sent: packets of one size, of which only the last may be
 /// shorter.
 #[derive(Debug, Default)]
-pub(super) struct Batch {
+pub(in crate::rc::requester) struct Batch {
     /// Packets that may still join.
     left: u32,
     size: u32,
@@ -23,7 +23,7 @@ pub(super) struct Batch {
 impl Batch {
     /// Another turn begins, and with it another run.
     #[inline]
-    pub(super) fn begin(&mut self) {
+    pub(in crate::rc::requester) fn begin(&mut self) {
         self.left = 0;
     }
 
@@ -35,7 +35,7 @@ impl Batch {
 
     /// Whether a packet of `bytes` bytes would be the last of its run, if others follow or not.
     #[inline]
-    pub(super) fn is_ended_by(&self, bytes: u32, runs: RunLimits) -> bool {
+    pub(in crate::rc::requester) fn is_ended_by(&self, bytes: u32, runs: RunLimits) -> bool {
         match self.is_joined_by(bytes) {
             true => self.left == 1 || bytes < self.size,
             false => runs.packets_of(bytes) == 1,
@@ -44,7 +44,7 @@ impl Batch {
 
     /// A packet of `bytes` bytes left.
     #[inline]
-    pub(super) fn sent(&mut self, bytes: u32, runs: RunLimits) {
+    pub(in crate::rc::requester) fn sent(&mut self, bytes: u32, runs: RunLimits) {
         if !self.is_joined_by(bytes) {
             (self.left, self.size) = (runs.packets_of(bytes), bytes);
         }

@@ -11,7 +11,7 @@ use crate::wire::{AckKind, Aeth, ext};
 
 /// The peer's grant.
 #[derive(Debug)]
-pub(super) struct Credits {
+pub(in crate::rc::requester) struct Credits {
     /// Messages that the peer has completed, of the newest AETH; counted from [`FIRST`], so that
     /// one from before the connection is older.
     completed: Seq,
@@ -33,7 +33,7 @@ impl Credits {
     /// Takes the AETH of a positive response; or of an RNR NAK, by which a peer that sets limits
     /// grants nothing.
     #[inline]
-    pub(super) fn on_aeth(&mut self, aeth: Aeth) {
+    pub(in crate::rc::requester) fn on_aeth(&mut self, aeth: Aeth) {
         let credit = match aeth.syndrome.kind() {
             AckKind::Ack { credit } => credit,
             AckKind::RnrNak { .. } if self.limit.is_some() => 0,

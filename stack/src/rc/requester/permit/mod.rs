@@ -12,7 +12,7 @@
 mod batching;
 mod control;
 mod credits;
-mod read_window;
+pub(super) mod read_window;
 
 use self::batching::Awaited;
 pub(super) use self::control::SendControl;

@@ -21,7 +21,7 @@ const SHORT: u32 = 3;
 /// three requests of full runs, a request asks for full runs. Otherwise, and after recent losses of
 /// responses, it asks for few; and since one request should be in flight while another is answered,
 /// for no more than half of the room.
-pub(super) fn request_packets(mtu: Mtu, peers: &Peers, flow: &ReadWindow) -> u16 {
+pub(in crate::rc::requester) fn request_packets(mtu: Mtu, peers: &Peers, flow: &ReadWindow) -> u16 {
     let each = mtu.bytes() + OVERHEAD;
     let room = match flow.whole {
         true => peers.answers(each),
@@ -48,7 +48,7 @@ fn few(mtu: Mtu) -> u32 {
 /// on which all packets behind a loss are sent in vain. The response to one request comes at once,
 /// and may be more than such a path holds, so requests are small there.
 #[derive(Debug)]
-pub(super) struct ReadWindow {
+pub(in crate::rc::requester) struct ReadWindow {
     /// In parts of a packet.
     allowed: u32,
     least: u32,
@@ -85,7 +85,7 @@ impl ReadWindow {
 
     /// `packets` packets of responses came.
     #[inline]
-    pub(super) fn came(&mut self, packets: u64) {
+    pub(in crate::rc::requester) fn came(&mut self, packets: u64) {
         let packets = u32::try_from(packets).unwrap_or(u32::MAX);
         self.allowed = self.allowed.saturating_add(packets.saturating_mul(self.gain));
         self.since = self.since.saturating_add(packets).min(CALM);
@@ -102,7 +102,7 @@ impl ReadWindow {
     }
 
     /// Of `under_way` packets in flight, some are requested again.
-    pub(super) fn lost(&mut self, under_way: u64) {
+    pub(in crate::rc::requester) fn lost(&mut self, under_way: u64) {
         let half = u32::try_from(under_way / 2).unwrap_or(u32::MAX);
         self.allowed = self.allowed.min(half.saturating_mul(PARTS));
         (self.gain, self.since) = (1, 0);

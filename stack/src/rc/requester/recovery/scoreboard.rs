@@ -292,7 +292,7 @@ impl Requester {
         let credible = board.lost.front().is_some_and(|lost| lost.psn == una);
         self.recovery.back.times = 0;
         self.release(arrived, params, peers);
-        self.control.on_ack(arrived.datagrams);
+        self.control.congestion.on_ack(arrived.datagrams);
         credible.then_some(News { lost, arrived: arrived.datagrams > 0 })
     }
 
