@@ -110,7 +110,7 @@ impl Context {
     #[must_use]
     pub fn shards(&self) -> usize {
         match &self.device {
-            Device::Soft(device) => device.shard_count(),
+            Device::Soft(device) => device.shards.count(),
             Device::Kernel(_) => 1,
         }
     }
@@ -224,7 +224,7 @@ impl Context {
     #[must_use]
     pub fn poll_async_event(&self) -> Option<AsyncEvent> {
         match &self.device {
-            Device::Soft(device) => device.next_event(),
+            Device::Soft(device) => device.events.next(),
             Device::Kernel(device) => device.next_event(),
         }
     }
@@ -239,7 +239,7 @@ impl Context {
     #[must_use]
     pub fn async_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         match &self.device {
-            Device::Soft(device) => device.event_fd(),
+            Device::Soft(device) => device.events.fd(),
             Device::Kernel(device) => device.event_fd(),
         }
     }

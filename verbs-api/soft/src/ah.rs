@@ -27,7 +27,7 @@ impl Ah {
         let mut paths = Vec::with_capacity(device.shards.count());
         let mut failed = None;
         for shard in shards.iter_mut() {
-            match shard.add_path(&spec) {
+            match shard.io.add_path(&spec) {
                 Ok(id) => paths.push(id),
                 Err(error) => {
                     failed = Some(VerbsError::Path(error));

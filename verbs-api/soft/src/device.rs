@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 use std::ops::Deref;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -32,7 +31,7 @@ fn counted(shard: &Shard) -> DeviceCounters {
         transport: *shard.engine.counters(),
         drops: *shard.engine.drops(),
         limits_hit: *shard.engine.limits_hit(),
-        port: shard.io.stats(),
+        port: shard.io.port.stats(),
         refused: shard.io.refused(),
         handed_over: (shard.router.handed_over(), shard.router.lost_mail()),
     }
@@ -42,7 +41,7 @@ fn counted(shard: &Shard) -> DeviceCounters {
 pub struct Device {
     hca: Arc<Hca>,
     /// The asynchronous events of its objects.
-    pub(super) events: Arc<Inbox>,
+    pub events: Arc<Inbox>,
 }
 
 impl Deref for Device {
@@ -125,20 +124,8 @@ impl Device {
         &self.hca
     }
 
-    pub fn next_event(&self) -> Option<AsyncEvent> {
-        self.events.next()
-    }
-
-    pub fn event_fd(&self) -> BorrowedFd<'_> {
-        self.events.fd()
-    }
-
     pub fn tasks(&self) -> &Wakers {
         &self.events.tasks
-    }
-
-    pub fn announce_to_tasks(&self) -> std::io::Result<()> {
-        self.events.announce_to_tasks()
     }
 
     /// The GID table of this context: a hole is `None`.
@@ -238,18 +225,13 @@ impl Hca {
             active_mtu: self.active_mtu,
             chosen_because: self.why.0.clone(),
             instead_of: self.why.1,
-            ..attributes(self.limits, self.shard_count())
+            ..attributes(self.limits, self.shards.count())
         }
     }
 
     /// Whether a program that names this backend gets this device.
     pub fn is_taken_as(&self, backend: Backend) -> bool {
         backend == self.capabilities.backend || self.why.1 == Some(backend)
-    }
-
-    /// The number of shards.
-    pub fn shard_count(&self) -> usize {
-        self.shards.count()
     }
 
     /// The shard of an object without a chosen one: the shards in turn.

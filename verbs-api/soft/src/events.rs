@@ -200,7 +200,7 @@ impl Inbox {
     }
 
     /// Has announcements looked at by a thread: tasks wait, and no descriptor wakes a task.
-    pub(crate) fn announce_to_tasks(self: &Arc<Self>) -> io::Result<()> {
+    pub fn announce_to_tasks(self: &Arc<Self>) -> io::Result<()> {
         let Some(port) = &self.port else { return Ok(()) };
         let inbox = Arc::downgrade(self);
         port.look_on(move || inbox.upgrade().is_some_and(|inbox| inbox.look().is_some()))

@@ -19,7 +19,7 @@ pub(crate) struct QpShared {
     pub(super) front: Mutex<Front>,
     pub(crate) send_retired: AtomicU64,
     pub(crate) recv_retired: AtomicU64,
-    state: StateCell,
+    pub(super) state: StateCell,
     rules: SendRules,
 }
 
@@ -50,7 +50,7 @@ impl Backlog {
         self.sges.reserve(requests.saturating_sub(self.sges.len()));
     }
 
-    fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.staged.clear();
         self.sges.clear();
         self.inline.clear();
@@ -92,21 +92,12 @@ impl QpShared {
         ((caps.max_send_wr + caps.max_recv_wr) as usize).min(4096)
     }
 
-    /// The queue pair goes away: requests that the engine has not got are dropped.
-    pub(super) fn forget_staged(&self) {
-        self.front.lock().clear();
-    }
-
     /// A reset forgets all work without completing it.
     pub(super) fn forget_posted(&self) {
         let mut front = self.front.lock();
         front.clear();
         self.send_retired.store(front.sends, Ordering::Relaxed);
         self.recv_retired.store(front.recvs, Ordering::Relaxed);
-    }
-
-    pub(super) fn set_state(&self, state: QpState) {
-        self.state.set(state);
     }
 
     /// Gives staged requests to the engine, and returns their memory.
@@ -209,7 +200,7 @@ impl Front {
         }
     }
 
-    fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         if let Some(backlog) = &mut self.backlog {
             backlog.clear();
         }

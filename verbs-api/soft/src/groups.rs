@@ -3,6 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 
+use rocinante_netdev::Port as _;
 use rocinante_stack::GroupError;
 
 use super::Qp;
@@ -14,7 +15,7 @@ impl Qp {
         let mut guard = self.core.hold();
         let shard = &mut *guard;
         if shard.engine.attach_multicast(self.qpn, group).map_err(refused)?
-            && let Err(error) = shard.io.join(group)
+            && let Err(error) = shard.io.port.join(group)
         {
             let _ = shard.engine.detach_multicast(self.qpn, group);
             return Err(VerbsError::Io(error));
@@ -41,7 +42,7 @@ impl Qp {
 
     fn detach_from(&self, shard: &mut Shard, group: IpAddr) -> Result<(), GroupError> {
         if shard.engine.detach_multicast(self.qpn, group)? {
-            shard.io.leave(group);
+            shard.io.port.leave(group);
         }
         Ok(())
     }

@@ -5,17 +5,17 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
-use rocinante_netdev::{AnyPort, PathId, PathSpec, Port, PortStats, RxDatagram, RxIpId};
+use rocinante_netdev::{AnyPort, PathId, PathSpec, Port, RxDatagram, RxIpId};
 use rocinante_stack::types::Time;
 use rocinante_stack::wire::icrc::{DF, IpFields, Summed, Template};
 use rocinante_stack::{Datagram, Engine, IpId, TxSink};
 
 use super::run_stats::RunStats;
-use crate::tuning::shard::{PAUSE_MAX, PAUSE_MIN, RX_BURST};
+use crate::tuning::shard::{PAUSE_MAX, PAUSE_MIN};
 
 /// The port of a shard, as the sink of the engine.
 pub(super) struct Io {
-    port: AnyPort,
+    pub(super) port: AnyPort,
     /// The ICRC templates of the paths, and the number of paths.
     templates: Vec<Option<Template>>,
     paths: usize,
@@ -58,18 +58,6 @@ impl Io {
     /// Turns the descriptor's reports of arrivals on or off.
     pub(super) fn watch(&mut self, wished: bool) -> io::Result<()> {
         self.port.watch(wished)
-    }
-
-    /// Whether the receive queue is filled to this number of eighths.
-    #[inline]
-    pub(super) fn is_filled(&self, eighths: u32) -> bool {
-        self.port.is_filled(eighths)
-    }
-
-    /// Reads a burst of datagrams.
-    #[inline]
-    pub(super) fn receive(&mut self, sink: impl FnMut(RxDatagram<'_>)) -> io::Result<usize> {
-        self.port.receive(RX_BURST, sink)
     }
 
     /// Gives the engine the runs in which datagrams have arrived.
@@ -126,14 +114,6 @@ impl Io {
         self.paths
     }
 
-    pub(super) fn join(&mut self, group: IpAddr) -> io::Result<()> {
-        self.port.join(group)
-    }
-
-    pub(super) fn leave(&mut self, group: IpAddr) {
-        self.port.leave(group);
-    }
-
     /// The port is good for nothing any more. Returns whether that is news.
     pub(super) fn break_down(&mut self) -> bool {
         !std::mem::replace(&mut self.is_broken, true)
@@ -169,10 +149,6 @@ impl Io {
     pub(super) fn rest(&mut self, now: Time, pause: Option<u64>) {
         self.chores_by = pause.map(|pause| now.after(pause));
         self.chores_at = now.after(pause.map_or(PAUSE_MAX, |pause| pause.min(PAUSE_MAX)));
-    }
-
-    pub(super) fn stats(&self) -> PortStats {
-        self.port.stats()
     }
 
     /// Datagrams that were refused, and the last errno.

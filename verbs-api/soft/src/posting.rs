@@ -122,7 +122,7 @@ impl QpShared {
 
     /// Where requests are staged, taken out.
     fn backlog(&self, core: &Core, front: &mut Front) -> Box<Backlog> {
-        front.backlog.take().unwrap_or_else(|| core.spare_backlog(self.backlog_max()))
+        front.backlog.take().unwrap_or_else(|| core.staging.spare_backlog(self.backlog_max()))
     }
 
     /// Another thread drives: leaves the staged requests to it.
@@ -130,7 +130,7 @@ impl QpShared {
         let listed = std::mem::replace(&mut front.listed, true);
         drop(front);
         if !listed {
-            core.leave(self);
+            core.staging.leave(self);
         }
         core.drive_once();
     }

@@ -1,7 +1,6 @@
 //! A device that has opened nothing yet.
 
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use rocinante_netdev::{Backend, Interface};
@@ -11,7 +10,6 @@ use super::wishes::Wishes;
 use super::{Device, GidTable, Inbox, active_mtu, attributes};
 use crate::model::device::DeviceAttr;
 use crate::model::error::VerbsError;
-use crate::model::event::AsyncEvent;
 
 /// A device that has opened nothing yet: no socket, no ring, no thread. Only the descriptors of its
 /// asynchronous events exist: it follows its port already.
@@ -20,12 +18,13 @@ pub struct Prepared {
     wishes: Wishes,
     backend: Option<Backend>,
     shards: Option<usize>,
-    iface: Interface,
-    gids: Vec<IpAddr>,
+    /// Its interface, as it was when this value was made.
+    pub iface: Interface,
+    pub gids: Vec<IpAddr>,
     /// Whether these are all of the interface.
     are_all: bool,
     active_mtu: Mtu,
-    events: Arc<Inbox>,
+    pub events: Arc<Inbox>,
 }
 
 impl Prepared {
@@ -40,20 +39,6 @@ impl Prepared {
         let table = GidTable::new(&gids, are_all);
         let events = Arc::new(Inbox::of(iface.index, table)?);
         Ok(Self { wishes, backend, shards, iface, gids, are_all, active_mtu, events })
-    }
-
-    /// Has its GIDs in the places that they have for others.
-    pub fn take_places(&self, gids: &[Option<IpAddr>]) {
-        self.events.take_places(gids);
-    }
-
-    /// Its interface, as it was when this value was made.
-    pub fn interface(&self) -> &Interface {
-        &self.iface
-    }
-
-    pub fn gids(&self) -> &[IpAddr] {
-        &self.gids
     }
 
     pub fn gid_table(&self) -> Vec<Option<IpAddr>> {
@@ -76,14 +61,6 @@ impl Prepared {
         } else {
             self.gids.clone()
         }
-    }
-
-    pub fn next_event(&self) -> Option<AsyncEvent> {
-        self.events.next()
-    }
-
-    pub fn event_fd(&self) -> BorrowedFd<'_> {
-        self.events.fd()
     }
 
     /// Opens the device, or joins the contexts of this process that have it open.

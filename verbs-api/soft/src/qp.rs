@@ -76,7 +76,7 @@ impl Qp {
             });
         };
         let shared = shard.host.qps.get(cookie).expect("just inserted").clone();
-        shard.router.staging().joined(shard.host.qps.len(), shared.backlog_max());
+        shard.router.staging.joined(shard.host.qps.len(), shared.backlog_max());
         drop(guard);
         let cqs = [attr.send_cq, attr.recv_cq].map(Arc::clone);
         cqs.iter().for_each(|cq| cq.used_by(index));
@@ -121,7 +121,7 @@ impl Qp {
         if let (Some(path), Some(local)) = (&change.path, local) {
             let known = || shard.engine.query_qp(self.qpn).and_then(|(_, is, _)| is.dest_qpn);
             let spec = self.path_spec(local, path, attr.dest_qpn.or_else(known));
-            let id = shard.add_path(&spec).map_err(VerbsError::Path)?;
+            let id = shard.io.add_path(&spec).map_err(VerbsError::Path)?;
             added = Some(id);
             attr.peer = Some(self.device.peer_at(local, path, id));
         }
@@ -137,7 +137,7 @@ impl Qp {
             shard.remove_path(stale);
         }
         let state = shard.engine.query_qp(self.qpn).map_or(QpState::Err, |(state, _, _)| state);
-        self.shared.set_state(state);
+        self.shared.state.set(state);
         if attr.state == Some(QpState::Reset) && result.is_ok() {
             shard.host.regions.free_windows(self.qpn);
             self.shared.forget_posted();
@@ -200,7 +200,7 @@ impl Drop for Qp {
         let mut shard = self.core.hold();
         // Requests that were staged while another thread held the shard leave as well.
         shard.take_staged();
-        self.shared.forget_staged();
+        self.shared.front.lock().clear();
         shard.send_last(Some(self.qpn));
         self.detach_all(&mut shard);
         let gone: Result<(), ModifyError> = shard.engine.destroy_qp(self.qpn);

@@ -20,7 +20,7 @@ use super::staging::Staging;
 #[derive(Debug, Default)]
 pub(super) struct Router {
     /// Requests posted by threads that do not hold the shard, and the mail of other shards.
-    staging: Arc<Staging>,
+    pub(super) staging: Arc<Staging>,
     /// The other shards of the device, if there are some.
     others: Option<Box<Others>>,
     /// Other processes on its addresses, if it shares them.
@@ -34,17 +34,6 @@ impl Router {
             others: others.map(Box::new),
             neighbours: neighbours.map(Box::new),
         }
-    }
-
-    /// Where other threads leave something for the shard.
-    pub(super) fn staging(&self) -> &Arc<Staging> {
-        &self.staging
-    }
-
-    /// Posts requests of other threads.
-    #[inline]
-    pub(super) fn take_staged(&self, engine: &mut Engine, host: &mut Host) {
-        self.staging.take(engine, host);
     }
 
     /// Hands a datagram over if it belongs to another process or shard. Returns it if not.

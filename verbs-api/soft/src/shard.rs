@@ -5,10 +5,9 @@
 //! when they are read, [`Drivers`] the threads. The loop gives them the engine and the host.
 
 use std::collections::VecDeque;
-use std::io;
 use std::time::Duration;
 
-use rocinante_netdev::{AnyPort, PathSpec};
+use rocinante_netdev::{AnyPort, Port};
 use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::verbs::CqId;
 use rocinante_stack::{Engine, TxStop, Urgency};
@@ -86,7 +85,7 @@ impl Shard {
     /// Posts requests of other threads.
     #[inline]
     pub(super) fn take_staged(&mut self) {
-        self.router.take_staged(&mut self.engine, &mut self.host);
+        self.router.staging.take(&mut self.engine, &mut self.host);
     }
 
     /// Turns the port's reports of arrivals on or off: see [`Drivers::watch`].
@@ -237,16 +236,16 @@ impl Shard {
         if self.io.is_broken() {
             return 0;
         }
-        if crowd::ENABLED && (self.engine.is_crowded() || self.io.is_filled(CROWDED_FROM)) {
+        if crowd::ENABLED && (self.engine.is_crowded() || self.io.port.is_filled(CROWDED_FROM)) {
             self.look_for_a_crowd();
         }
         let Self { engine, host, router, .. } = self;
         let used_before = accepted(engine) + router.handed_over();
-        let received = self.io.receive(|datagram| {
+        let received = self.io.port.receive(RX_BURST, |datagram| {
             if let Some(datagram) = router.route(&datagram) {
                 // A receive posted before the peer sent is there for that message, whichever thread
                 // drives.
-                router.take_staged(engine, host);
+                router.staging.take(engine, host);
                 engine.handle_datagram(now, &datagram, host);
             }
         });
@@ -266,7 +265,7 @@ impl Shard {
     /// Whether the receive queue is crowded, or still is.
     #[cold]
     fn look_for_a_crowd(&mut self) {
-        let is_crowded = !self.engine.is_crowded() || self.io.is_filled(CROWDED_UNTIL);
+        let is_crowded = !self.engine.is_crowded() || self.io.port.is_filled(CROWDED_UNTIL);
         self.engine.set_crowded(is_crowded);
     }
 
@@ -347,11 +346,6 @@ impl Shard {
         if self.router.end_for_neighbours(now, &mut self.engine) {
             self.serve_cm(now);
         }
-    }
-
-    /// Registers a path.
-    pub(crate) fn add_path(&mut self, spec: &PathSpec) -> io::Result<u32> {
-        self.io.add_path(spec)
     }
 
     pub fn remove_path(&mut self, path: u32) {

@@ -137,7 +137,7 @@ impl Shards {
         Ok(())
     }
 
-    pub(super) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         1 + self.rest.len()
     }
 

@@ -162,7 +162,7 @@ impl Wishes {
         let (is, wanted) = (&device.settings, self.settings());
         let suits = [
             ("netdev", backend.is_none_or(|backend| device.is_taken_as(backend))),
-            ("shards", shards.is_none_or(|count| count == device.shard_count())),
+            ("shards", shards.is_none_or(|count| count == device.shards.count())),
             ("port", wanted.port == is.port || self.port == PortConfig::default()),
             ("limits", wanted.limits == is.limits || self.limits == Limits::default()),
             ("window_max", wanted.window_max == is.window_max || self.window_max.is_none()),

@@ -40,7 +40,7 @@ impl Context {
 
     fn announce_to_tasks(&self) -> Result<(), VerbsError> {
         match &self.device {
-            Device::Soft(device) => Ok(device.announce_to_tasks()?),
+            Device::Soft(device) => Ok(device.events.announce_to_tasks()?),
             Device::Kernel(device) => device.announce_to_tasks(),
         }
     }

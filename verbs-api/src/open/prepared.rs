@@ -40,19 +40,19 @@ impl PreparedContext {
     /// The name of its interface.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.prepared.interface().name
+        &self.prepared.iface.name
     }
 
     /// Its interface, as it was when this value was made.
     #[must_use]
     pub fn interface(&self) -> &Interface {
-        self.prepared.interface()
+        &self.prepared.iface
     }
 
     /// As [`Context::gids`].
     #[must_use]
     pub fn gids(&self) -> &[IpAddr] {
-        self.prepared.gids()
+        &self.prepared.gids
     }
 
     /// As [`Context::gid_table`].
@@ -71,14 +71,14 @@ impl PreparedContext {
     /// As [`Context::poll_async_event`].
     #[must_use]
     pub fn poll_async_event(&self) -> Option<AsyncEvent> {
-        self.prepared.next_event()
+        self.prepared.events.next()
     }
 
     /// As [`Context::async_fd`]. The context that [`open`](Self::open) makes has the same
     /// descriptor.
     #[must_use]
     pub fn async_fd(&self) -> BorrowedFd<'_> {
-        self.prepared.event_fd()
+        self.prepared.events.fd()
     }
 
     /// Opens the device, or joins the contexts of this process that have it open.

@@ -77,10 +77,10 @@ impl Device {
         let [cq, other] = [1, 2].map(|id| Arc::new(of(id)));
         let caps = QpCaps { max_send_wr: 8, max_recv_wr: 8 };
         let qp = Arc::new(QpShared::new(Qpn::default(), SendRules { caps }));
-        qp.set_state(QpState::Rts);
+        qp.state.set(QpState::Rts);
         let wire: [OwnedFd; 2] = Default::default();
         let shard = Shard::new(&wire, peer, cq.clone(), qp.clone());
-        let staging = shard.router.staging().clone();
+        let staging = shard.router.staging.clone();
         let events = Arc::new(Events::default());
         let context = Arc::new(Inbox::new().unwrap());
         events.join(&context);
@@ -113,14 +113,14 @@ impl Device {
         let mut shard = self.core.hold();
         shard.take_staged();
         shard.engine.reset();
-        self.qp.set_state(QpState::Reset);
+        self.qp.state.set(QpState::Reset);
         self.qp.forget_posted();
     }
 
     /// From RESET to RTS.
     pub fn set_up_again(&self) {
         self.core.hold().engine.set_up_again();
-        self.qp.set_state(QpState::Rts);
+        self.qp.state.set(QpState::Rts);
     }
 
     /// A call that drives the device and takes no completion.

@@ -120,12 +120,8 @@ impl Io {
 
 /// Requests, datagrams and commands that other threads left.
 #[derive(Debug, Default)]
-pub struct Router(Arc<Staging>);
-
-impl Router {
-    pub(super) fn staging(&self) -> &Arc<Staging> {
-        &self.0
-    }
+pub struct Router {
+    pub(super) staging: Arc<Staging>,
 }
 
 /// The threads that drive.
@@ -195,7 +191,7 @@ impl Shard {
     }
 
     pub(super) fn take_staged(&mut self) {
-        self.router.0.take(&mut self.engine, &mut self.host);
+        self.router.staging.take(&mut self.engine, &mut self.host);
     }
 
     pub(super) fn watch(&mut self, wished: bool) -> bool {
@@ -221,7 +217,7 @@ impl Shard {
     }
 
     pub(super) fn drive(&mut self, hold: bool) -> bool {
-        let mailed = self.router.0.mail.take(&mut self.letters);
+        let mailed = self.router.staging.mail.take(&mut self.letters);
         let mut arrived = self.io.0.drain();
         arrived += self.letters.commands().filter(|_| mailed).count() as u64;
         for _ in 0..arrived {

@@ -128,13 +128,13 @@ impl Shared {
     /// The next asynchronous event, if there is one.
     pub(super) fn next_event(&self) -> Option<AsyncEvent> {
         let prepared = match self.opened.get() {
-            Some(opened) => return opened.device.next_event(),
+            Some(opened) => return opened.device.events.next(),
             None => self.prepared.lock(),
         };
         // Another thread may have opened it meanwhile.
         match (self.opened.get(), &*prepared) {
-            (Some(opened), _) => opened.device.next_event(),
-            (None, prepared) => prepared.as_ref()?.next_event(),
+            (Some(opened), _) => opened.device.events.next(),
+            (None, prepared) => prepared.as_ref()?.events.next(),
         }
     }
 
@@ -186,8 +186,8 @@ pub(super) fn prepare(found: &Found) -> Outcome<Shared> {
     let wishes = Wishes { refuses_late: true, ..Wishes::default() };
     let prepared = wishes.prepare_interface(&interface.name);
     let prepared = prepared.map_err(|error| cannot_open(found, &error))?;
-    prepared.take_places(&found.gids);
-    let async_fd = prepared.event_fd().try_clone_to_owned();
+    prepared.events.take_places(&found.gids);
+    let async_fd = prepared.events.fd().try_clone_to_owned();
     let async_fd = async_fd.map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;
     let async_fd = Given::from(async_fd);
     Ok(Shared {

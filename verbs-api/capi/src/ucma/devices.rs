@@ -103,7 +103,7 @@ impl Devices {
                 wishes.netdev = BackendChoice::Only(Backend::Udp);
             }
             let prepared = wishes.prepare_interface(&found.interface.name)?;
-            prepared.take_places(&found.gids);
+            prepared.events.take_places(&found.gids);
             prepared.open()
         });
         let device = plain::Device::new(device.map_err(|error| errno(&error))?);

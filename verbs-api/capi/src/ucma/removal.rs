@@ -49,7 +49,7 @@ impl Drop for Watch {
 /// Whether the device is gone; it may be closed before.
 fn wait(opened: &Opened, closed: &Bell) -> bool {
     loop {
-        let (news, end) = (opened.device.event_fd(), closed.as_fd());
+        let (news, end) = (opened.device.events.fd(), closed.as_fd());
         let mut both = [&news, &end].map(|fd| PollFd::new(fd, PollFlags::IN));
         // Signals are blocked, so an error means no memory. The program may have closed the
         // descriptors, which are no business of its.
@@ -57,7 +57,7 @@ fn wait(opened: &Opened, closed: &Bell) -> bool {
         if is_lost || !both[1].revents().is_empty() {
             return false;
         }
-        while let Some(event) = opened.device.next_event() {
+        while let Some(event) = opened.device.events.next() {
             if event == AsyncEvent::DeviceFatal {
                 return true;
             }

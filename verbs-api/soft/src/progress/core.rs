@@ -11,7 +11,6 @@ use std::time::Duration;
 use rocinante_stack::types::Time;
 
 use super::super::events::Events;
-use super::super::front::{Backlog, QpShared};
 use super::super::shard::Shard;
 use super::super::staging::Staging;
 use super::standby::Standby;
@@ -27,7 +26,7 @@ use crate::provider::wakers::Woken;
 pub struct Core {
     pub(crate) shard: Mutex<Shard>,
     /// Work that was left for the thread that holds the lock.
-    pub(super) staging: Arc<Staging>,
+    pub(crate) staging: Arc<Staging>,
     /// The state of the background thread, and the sleeping threads of the program.
     pub(super) watch: Watch,
     /// Moves whenever the program polls.
@@ -57,7 +56,7 @@ impl Core {
         let port_fd = wake::apart(shard.io.wait_fd().try_clone_to_owned()?);
         Ok(Self {
             port_fd,
-            staging: shard.router.staging().clone(),
+            staging: shard.router.staging.clone(),
             shard: Mutex::new(shard),
             watch: Watch::new(),
             polls: AtomicU64::new(0),
@@ -217,16 +216,6 @@ impl Core {
             self.note_polls_seen();
             self.tell(Event::Overdue, Standby::MIN);
         }
-    }
-
-    /// Leaves posted work to the thread that holds the lock.
-    pub(crate) fn leave(&self, qp: &Arc<QpShared>) {
-        self.staging.leave(qp);
-    }
-
-    /// The place where a queue pair stages requests, with room for `requests` of them.
-    pub(crate) fn spare_backlog(&self, requests: usize) -> Box<Backlog> {
-        self.staging.spare_backlog(requests)
     }
 
     /// Another shard left mail: a thread that drives this one finds it; without one, the background
