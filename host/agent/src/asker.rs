@@ -29,12 +29,16 @@ pub(crate) struct Namespace {
 /// The process that asks.
 #[derive(Debug)]
 pub(crate) struct Asker {
-    pidfd: OwnedFd,
+    /// The process, readable when it has ended.
+    pub(crate) pidfd: OwnedFd,
     pid: Pid,
     /// Its user and group.
-    user: (u32, u32),
-    namespace: Namespace,
-    is_administered_by_itself: bool,
+    pub(crate) user: (u32, u32),
+    /// The network namespace.
+    pub(crate) namespace: Namespace,
+    /// Whether processes of the container may change its addresses: its user namespace owns the
+    /// network, or its bounding set of capabilities has `CAP_NET_ADMIN`.
+    pub(crate) is_administered_by_itself: bool,
 }
 
 /// The namespaces of the agent itself.
@@ -117,30 +121,9 @@ impl Asker {
         Ok(Self { pidfd, pid, user, namespace, is_administered_by_itself })
     }
 
-    /// The network namespace.
-    pub(crate) fn namespace(&self) -> &Namespace {
-        &self.namespace
-    }
-
-    /// The process's user.
-    pub(crate) fn user(&self) -> u32 {
-        self.user.0
-    }
-
-    /// The process, readable when it has ended.
+    /// The process. The network namespace is held no more.
     pub(crate) fn into_pidfd(self) -> OwnedFd {
         self.pidfd
-    }
-
-    /// The process, its network namespace, its user and group.
-    pub(crate) fn into_parts(self) -> (OwnedFd, Namespace, (u32, u32)) {
-        (self.pidfd, self.namespace, self.user)
-    }
-
-    /// Whether processes of the container may change its addresses: its user namespace owns the
-    /// network, or its bounding set of capabilities has `CAP_NET_ADMIN`.
-    pub(crate) fn is_administered_by_itself(&self) -> bool {
-        self.is_administered_by_itself
     }
 
     /// Whether the process is still there, and where it was.

@@ -37,11 +37,11 @@ impl Ends {
 
     /// The share of a program.
     pub(crate) fn share_of(&self, asker: &Asker, own: &Own) -> Share {
-        let inode = asker.namespace().inode();
+        let inode = asker.namespace.inode();
         if inode == own.network().inode() {
-            return Share::User(asker.user());
+            return Share::User(asker.user.0);
         }
-        if self.has_end(asker.namespace()) { Share::Container(inode) } else { Share::Stranger }
+        if self.has_end(&asker.namespace) { Share::Container(inode) } else { Share::Stranger }
     }
 
     fn has_end(&self, namespace: &Namespace) -> bool {

@@ -141,7 +141,7 @@ impl Guards {
             return;
         }
         let room = Arc::new(Room::new(&self, share));
-        let (pidfd, namespace, user) = asker.into_parts();
+        let Asker { pidfd, namespace, user, .. } = asker;
         let (Ok(connection), Ok(process)) = (readable(connection), readable(pidfd)) else { return };
         if !room.grow(EACH) {
             return;

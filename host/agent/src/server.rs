@@ -329,14 +329,14 @@ impl Agent {
         }
         let hints = Hints {
             interface: request.interface,
-            is_administered_by_itself: asker.is_administered_by_itself(),
+            is_administered_by_itself: asker.is_administered_by_itself,
         };
-        let found = self.containers.find(asker.namespace(), hints)?;
+        let found = self.containers.find(&asker.namespace, hints)?;
         let (room, limits) = self.containers.reserve(found.end(), request)?;
         // The kernel takes its time with both. The port is handed over when the program is there.
         let (attached, given) = std::thread::scope(|scope| {
             let attach = scope.spawn(|| self.containers.attach(found));
-            let given = give_in(asker.namespace(), request, &limits);
+            let given = give_in(&asker.namespace, request, &limits);
             (attach.join(), given)
         });
         attached.unwrap_or_else(|_| Err(Refused::new(Code::Failed, "the agent failed", "")))?;

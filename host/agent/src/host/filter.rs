@@ -88,7 +88,7 @@ pub enum Attached {
 #[derive(Debug)]
 pub struct SourceFilter {
     ifindex: u32,
-    program: Program,
+    pub(super) program: Program,
     own: Map,
     dropped: Map,
 }
@@ -219,18 +219,6 @@ impl SourceFilter {
         let filter = Self::load(0)?;
         filter.allow(sources)?;
         Ok(filter)
-    }
-
-    /// Attaches a second one.
-    #[cfg(test)]
-    pub(super) fn attach_again(&self, ifindex: u32) -> io::Result<()> {
-        self.program.attach_first(ifindex, None)
-    }
-
-    /// The verdict on a frame.
-    #[cfg(test)]
-    pub(super) fn verdict(&self, frame: &[u8]) -> io::Result<u32> {
-        self.program.test_run(frame)
     }
 
     /// The hash of the program's instructions, which is the same for each.

@@ -276,7 +276,7 @@ fn each_frame_gets_its_verdict_and_its_count() {
     for (name, frame, reason) in cases() {
         let counts = || Reason::ALL.map(|reason| filter.dropped(reason).expect("a counter"));
         let before = counts();
-        let verdict = filter.verdict(&frame).expect("BPF_PROG_TEST_RUN");
+        let verdict = filter.program.test_run(&frame).expect("BPF_PROG_TEST_RUN");
         let due = if reason.is_some() { TCX_DROP } else { TCX_NEXT };
         assert_eq!(verdict.cast_signed(), due, "{name}");
         for ((counted, before), of) in counts().into_iter().zip(before).zip(Reason::ALL) {
@@ -298,16 +298,16 @@ fn no_changed_bit_of_a_sender_passes() {
         (solicitation, vec![6..12, 22..38, 80..86]),
         (advertisement, vec![6..12, 22..38, 62..78, 80..86]),
     ] {
-        assert_eq!(filter.verdict(&frame).expect("a run").cast_signed(), TCX_NEXT);
+        assert_eq!(filter.program.test_run(&frame).expect("a run").cast_signed(), TCX_NEXT);
         for bit in senders.into_iter().flatten().flat_map(|byte| byte * 8..byte * 8 + 8) {
             let mut changed = frame.clone();
             changed[bit / 8] ^= 1 << (bit % 8);
-            let verdict = filter.verdict(&changed).expect("a run");
+            let verdict = filter.program.test_run(&changed).expect("a run");
             assert_eq!(verdict.cast_signed(), TCX_DROP, "bit {bit} of {frame:x?}");
         }
         // The kernel itself runs no program on an IP header that is cut.
         for length in 15..34 {
-            match filter.verdict(&frame[..length]) {
+            match filter.program.test_run(&frame[..length]) {
                 Ok(verdict) => assert_eq!(verdict.cast_signed(), TCX_DROP, "{length} bytes"),
                 Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}"),
             }
@@ -318,7 +318,8 @@ fn no_changed_bit_of_a_sender_passes() {
 #[test]
 fn what_is_the_containers_can_change() {
     let filter = or_skip!("host::what_is_the_containers", SourceFilter::loose(&sources()));
-    let passes = |frame: &[u8]| filter.verdict(frame).expect("a run").cast_signed() == TCX_NEXT;
+    let passes =
+        |frame: &[u8]| filter.program.test_run(frame).expect("a run").cast_signed() == TCX_NEXT;
     let (first, second) = (ipv4(V4, V4, 17), ipv4([192, 0, 2, 78], V4, 17));
     assert!(passes(&first) && !passes(&second));
     let both: BTreeSet<IpAddr> = [V4.into(), [192, 0, 2, 78].into()].into();
@@ -393,7 +394,7 @@ fn it_stays_first_and_alone_and_lets_others_see() {
         let (_, how) = SourceFilter::attach(h0, &before).expect("attached");
         assert_eq!(how, Attached::New);
         let loose = SourceFilter::loose(&before).expect("loaded");
-        loose.attach_again(h0).expect("attached");
+        loose.program.attach_first(h0, None).expect("attached");
         let (filter, how) = SourceFilter::attach(h0, &sources()).expect("attached");
         assert_eq!((how, rocinante_netdev::tcx_programs(h0, true).unwrap()), (Attached::Mended, 2));
         assert_ne!(filter.id().expect("an id"), first);
