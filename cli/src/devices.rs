@@ -188,8 +188,11 @@ impl Device {
         if !interface.up {
             return Err("it is down, or has no carrier".to_owned());
         }
-        let (netdev, reason, capabilities) =
-            if open { backend(interface, &wanted()) } else { (None, String::new(), None) };
+        let (netdev, reason, capabilities) = if open {
+            backend(interface, &std::env::var(NETDEV_VARIABLE).unwrap_or_default())
+        } else {
+            (None, String::new(), None)
+        };
         let gids = interface.addresses.iter().enumerate();
         Ok(Self {
             name: interface.name.clone(),
@@ -216,11 +219,6 @@ impl Device {
             limits: DeviceLimits::from(&Limits::default()),
         })
     }
-}
-
-/// The backend that the environment asks for.
-fn wanted() -> String {
-    std::env::var(NETDEV_VARIABLE).unwrap_or_default()
 }
 
 /// The backend that a program without a choice of its own would get if [`NETDEV_VARIABLE`] is

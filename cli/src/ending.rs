@@ -220,45 +220,44 @@ pub fn forget() {
     });
 }
 
-/// Ends the command: prints the JSON object if one is wanted and the error, if there is one.
-/// Returns the exit code.
-pub(crate) fn end<T: Serialize>(
-    out: Output,
-    program: &str,
-    result: &Result<T, Failure>,
-) -> ExitCode {
-    let state = {
-        let mut state = state();
-        match *state {
-            State::Idle => State::Idle,
-            _ => std::mem::replace(&mut *state, State::Over),
-        }
-    };
-    let failure = match (result, signal()) {
-        (Ok(value), _) => {
-            let counted = match &state {
-                State::Running(running) => running.with_counters(value),
-                _ => None,
-            };
-            if out.json {
-                let object = output::object(program, value);
-                out.result(counted.map_or(object, |value| output::object(program, value)));
+impl Output {
+    /// Ends the command: prints the JSON object if one is wanted and the error, after the words of
+    /// `program`, if there is one, with the state above. Returns the exit code.
+    #[must_use]
+    pub fn end<T: Serialize>(self, program: &str, result: &Result<T, Failure>) -> ExitCode {
+        let state = {
+            let mut state = state();
+            match *state {
+                State::Idle => State::Idle,
+                _ => std::mem::replace(&mut *state, State::Over),
             }
-            return ExitCode::SUCCESS;
+        };
+        let failure = match (result, signal()) {
+            (Ok(value), _) => {
+                let counted = match &state {
+                    State::Running(running) => running.with_counters(value),
+                    _ => None,
+                };
+                if self.json {
+                    let object = output::object(program, value);
+                    self.result(counted.map_or(object, |value| output::object(program, value)));
+                }
+                return ExitCode::SUCCESS;
+            }
+            // Any failure is a consequence of the signal.
+            (Err(_), Some(signal)) => &stopped_by(signal),
+            (Err(failure), None) => failure,
+        };
+        match state {
+            State::Running(running) => running.report(failure),
+            State::Idle => Running::unknown(program, self).report(failure),
+            State::Over => loop {
+                // The thread that receives signals reports, and ends the process.
+                std::thread::park();
+            },
         }
-        // Any failure is a consequence of the signal.
-        (Err(_), Some(signal)) => &stopped_by(signal),
-        (Err(failure), None) => failure,
-    };
-    match state {
-        State::Running(running) => running.report(failure),
-        State::Idle => Running::unknown(program, out).report(failure),
-        State::Over => loop {
-            // The thread that receives signals reports, and ends the process.
-            std::thread::park();
-        },
+        ExitCode::from(failure.code())
     }
-    ExitCode::from(failure.code())
 }
 
 impl Running {

@@ -7,13 +7,11 @@
 
 use std::fmt;
 use std::io::{self, Write};
-use std::process::ExitCode;
 
 use rocinante::{Refused, VerbsError, WcStatus};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::ending;
 use crate::measure::MeasureError;
 
 /// The reason why a command failed, and what to do.
@@ -196,13 +194,6 @@ impl Output {
     /// A remark that is no result.
     pub fn note(self, text: impl fmt::Display) {
         let _ = writeln!(io::stderr(), "{text}");
-    }
-
-    /// Ends the command: prints the JSON object if one is wanted and the error, after the words of
-    /// `program`, if there is one, with the state that [`ending`] has. Returns the exit code.
-    #[must_use]
-    pub fn end<T: Serialize>(self, program: &str, result: &Result<T, Failure>) -> ExitCode {
-        ending::end(self, program, result)
     }
 }
 

@@ -232,11 +232,4 @@ impl Setup {
         self.port.force_buffers = false;
         self
     }
-
-    /// Without super-packets on the wire: the kernel segments them before they leave the container.
-    #[must_use]
-    pub fn without_segmentation(mut self) -> Self {
-        self.segmentation = false;
-        self
-    }
 }

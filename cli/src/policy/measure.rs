@@ -84,9 +84,6 @@ pub(super) struct Outcome {
     pub(super) wrong: Vec<String>,
 }
 
-/// The reason why a cell has no outcome.
-pub(super) type Stopped = Trouble;
-
 /// The processes of a backend and a family in a network.
 pub(super) struct Bench<'a> {
     pub(super) network: &'a Lab,
@@ -98,7 +95,7 @@ pub(super) struct Bench<'a> {
 
 impl Bench<'_> {
     /// Tries a control.
-    pub(super) fn cell(&mut self, control: &Control, expected: Effect) -> Result<Outcome, Stopped> {
+    pub(super) fn cell(&mut self, control: &Control, expected: Effect) -> Result<Outcome, Trouble> {
         let mut outcome = Outcome { figures: Figures::default(), wrong: Vec::new() };
         match control.action {
             Action::Drop(rule) => self.dropping(rule, expected, &mut outcome)?,
@@ -110,7 +107,7 @@ impl Bench<'_> {
         Ok(outcome)
     }
 
-    fn dropping(&mut self, rule: Rule, expected: Effect, out: &mut Outcome) -> Result<(), Stopped> {
+    fn dropping(&mut self, rule: Rule, expected: Effect, out: &mut Outcome) -> Result<(), Trouble> {
         self.connect(SENDER, MTU, (TIMEOUT, RETRIES), 0)?;
         self.must_arrive("before the rule", 1, out)?;
         let network = self.network;
@@ -171,7 +168,7 @@ impl Bench<'_> {
         shaper: Shaper,
         expected: Effect,
         out: &mut Outcome,
-    ) -> Result<(), Stopped> {
+    ) -> Result<(), Trouble> {
         let both = shaper == Shaper::Uplink;
         self.connect(SENDER, MTU, LASTING, 0)?;
         if both {
@@ -250,7 +247,7 @@ impl Bench<'_> {
         control.remove().map_err(Trouble::Failed)
     }
 
-    fn marking(&mut self, mark: Mark, out: &mut Outcome) -> Result<(), Stopped> {
+    fn marking(&mut self, mark: Mark, out: &mut Outcome) -> Result<(), Trouble> {
         let ecn = mark == Mark::Ce;
         self.connect(SENDER, MTU, LASTING, if ecn { ECT0 } else { 0 })?;
         let network = self.network;
@@ -275,7 +272,7 @@ impl Bench<'_> {
         control.remove().map_err(Trouble::Failed)
     }
 
-    fn short_link(&mut self, out: &mut Outcome) -> Result<(), Stopped> {
+    fn short_link(&mut self, out: &mut Outcome) -> Result<(), Trouble> {
         self.connect(SENDER, MTU, (TIMEOUT, RETRIES), 0)?;
         self.must_arrive("before the short link", 1, out)?;
         let network = self.network;
@@ -318,7 +315,7 @@ impl Bench<'_> {
         mtu: u32,
         (timeout, retry_cnt): (u8, u8),
         traffic_class: u8,
-    ) -> Result<(), Stopped> {
+    ) -> Result<(), Trouble> {
         let how = ConnectOrder { slot: 0, mtu, half: MESSAGE, timeout, retry_cnt, traffic_class };
         let order = |slot| Some(Order::Connect(ConnectOrder { slot, ..how }));
         let mut orders = vec![None; self.network.containers().len()];
@@ -327,12 +324,12 @@ impl Bench<'_> {
         self.sides.each(&orders, LIMIT).map(drop).map_err(Trouble::Failed)
     }
 
-    fn ask(&mut self, index: usize, order: Order) -> Result<Answer, Stopped> {
+    fn ask(&mut self, index: usize, order: Order) -> Result<Answer, Trouble> {
         self.sides.one(index, order, LIMIT).map_err(Trouble::Failed)
     }
 
     /// One WRITE: its status and its time.
-    fn write(&mut self, fill: u8) -> Result<(String, f64), Stopped> {
+    fn write(&mut self, fill: u8) -> Result<(String, f64), Trouble> {
         match self.ask(SENDER, Order::Write { fill })? {
             Answer::Wrote { status, seconds } => Ok((status, seconds)),
             other => Err(unexpected(&other)),
@@ -340,7 +337,7 @@ impl Bench<'_> {
     }
 
     /// The bytes of a WRITE at the receiver.
-    fn placed(&mut self, fill: u8) -> Result<u64, Stopped> {
+    fn placed(&mut self, fill: u8) -> Result<u64, Trouble> {
         match self.ask(RECEIVER, Order::Look { fill })? {
             Answer::Found { bytes } => Ok(bytes),
             other => Err(unexpected(&other)),
@@ -348,7 +345,7 @@ impl Bench<'_> {
     }
 
     /// A WRITE that must succeed.
-    fn must_arrive(&mut self, when: &str, fill: u8, out: &mut Outcome) -> Result<(), Stopped> {
+    fn must_arrive(&mut self, when: &str, fill: u8, out: &mut Outcome) -> Result<(), Trouble> {
         let (status, _) = self.write(fill)?;
         let placed = self.placed(fill)?;
         out.must(status == SUCCESS && placed == MESSAGE as u64, || {
@@ -358,14 +355,14 @@ impl Bench<'_> {
     }
 
     /// Congestion notifications received and sent.
-    fn cnps(&mut self, index: usize) -> Result<(u64, u64), Stopped> {
+    fn cnps(&mut self, index: usize) -> Result<(u64, u64), Trouble> {
         match self.ask(index, Order::Count)? {
             Answer::Counted { rcvd_cnp, sent_cnp } => Ok((rcvd_cnp, sent_cnp)),
             other => Err(unexpected(&other)),
         }
     }
 
-    fn bulk(&mut self, both: bool) -> Result<Vec<Bulk>, Stopped> {
+    fn bulk(&mut self, both: bool) -> Result<Vec<Bulk>, Trouble> {
         let mut orders = vec![None; self.network.containers().len()];
         let senders: &[usize] = if both { &[SENDER, SECOND] } else { &[SENDER] };
         for sender in senders {
@@ -404,7 +401,7 @@ impl Outcome {
     }
 }
 
-fn unexpected(answer: &Answer) -> Stopped {
+fn unexpected(answer: &Answer) -> Trouble {
     Trouble::Failed(format!("unexpected answer {answer:?}"))
 }
 
