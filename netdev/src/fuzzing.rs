@@ -1,11 +1,11 @@
 //! Entry points for fuzz targets only: the parsers of kernel messages, as functions of bytes. A
 //! parser must not panic, nor read beyond the bytes.
 
-use crate::choose::policy;
+use crate::choose::policy::nft;
 use crate::kernel::rtnl;
 use crate::kernel::rtnl::socket;
 use crate::port::headers::parse_frame;
-use crate::udp;
+use crate::udp::sys;
 
 /// An Ethernet frame; returns the UDP payload in it.
 #[must_use]
@@ -17,11 +17,11 @@ pub fn frame(bytes: &[u8]) -> Option<&[u8]> {
 pub fn netlink(datagram: &[u8]) {
     let _ = socket::hand_out(datagram, 0, &mut |kind, payload| {
         rtnl::try_payload(payload);
-        policy::try_payload((kind & 0xff) as u8, payload);
+        nft::try_payload((kind & 0xff) as u8, payload);
     });
 }
 
 /// The control messages that come with a datagram of a UDP socket.
 pub fn control(bytes: &[u8]) {
-    udp::try_control(bytes);
+    sys::try_control(bytes);
 }

@@ -89,7 +89,7 @@ pub fn choose_shards(
     agent: &Agent,
 ) -> Result<(Vec<AnyPort>, Choice), OpenError> {
     let config = &slots.map_or_else(|| config.clone(), |slots| slots.fitted(config));
-    let assemble = |parts: Vec<Parts>| -> Result<Ports, OpenError> {
+    let assemble = |parts: Vec<Parts>| -> Result<Vec<AnyPort>, OpenError> {
         let port = |(nth, parts): (usize, Parts)| {
             let mut port = AnyPort::assemble(parts)?;
             if let Some(slots) = slots {
@@ -168,22 +168,20 @@ fn copies(parts: &Parts) -> bool {
     matches!(parts.manifest().backend, BackendParts::Xdp { zero_copy: false, .. })
 }
 
-type Ports = Vec<AnyPort>;
-
 /// The ways to a port of an interface.
 struct Ways<'a> {
     iface: &'a Interface,
     agent: &'a Agent,
     /// Opens a backend with this process's own rights, and says whether the driver copies.
-    open: &'a dyn Fn(Backend) -> Result<(Ports, bool), OpenError>,
+    open: &'a dyn Fn(Backend) -> Result<(Vec<AnyPort>, bool), OpenError>,
     /// Has the agent open it, despite rules that it bypasses or only without; also returns the
     /// agent's view of the rules.
-    ask: &'a dyn Fn(Backend, bool) -> Result<(Ports, Audit), AskError>,
+    ask: &'a dyn Fn(Backend, bool) -> Result<(Vec<AnyPort>, Audit), AskError>,
 }
 
 impl Ways<'_> {
     /// Opens the wanted backend, or the best one that bypasses no rule.
-    fn choose(&self, want: Option<Backend>) -> Result<(Ports, Choice), OpenError> {
+    fn choose(&self, want: Option<Backend>) -> Result<(Vec<AnyPort>, Choice), OpenError> {
         if let Some(backend) = want {
             return self.named(backend, "asked for");
         }
@@ -209,7 +207,7 @@ impl Ways<'_> {
     }
 
     /// Opens this backend, even if it bypasses rules. The reason begins with `why`.
-    fn named(&self, backend: Backend, why: &str) -> Result<(Ports, Choice), OpenError> {
+    fn named(&self, backend: Backend, why: &str) -> Result<(Vec<AnyPort>, Choice), OpenError> {
         let (opened, reason) = match (self.open)(backend) {
             Ok((opened, _)) => (opened, with_bypassed(why, &policy::audit(self.iface), backend)),
             Err(error) if is_denied(&error) => self.instead(error, why)?,
@@ -219,7 +217,7 @@ impl Ways<'_> {
     }
 
     /// Opens the next backend in the place of `afxdp`, which the caller named and a neighbour has.
-    fn beside_xdp(&self, address: IpAddr) -> Result<(Ports, Choice), OpenError> {
+    fn beside_xdp(&self, address: IpAddr) -> Result<(Vec<AnyPort>, Choice), OpenError> {
         let why =
             format!("another process on {address} has it, and {} has one program", self.iface.name);
         let mut reason = format!("not {}, because {why}", Backend::Xdp);
@@ -236,7 +234,7 @@ impl Ways<'_> {
     }
 
     /// Asks the agent for a backend that the caller named and may not open; returns the reason too.
-    fn instead(&self, error: OpenError, why: &str) -> Result<(Ports, String), OpenError> {
+    fn instead(&self, error: OpenError, why: &str) -> Result<(Vec<AnyPort>, String), OpenError> {
         let backend = error.backend;
         if !matches!(backend, Backend::Packet | Backend::Xdp) {
             return Err(error);
@@ -258,7 +256,7 @@ impl Ways<'_> {
     /// Opens a backend that bypasses hooks, if it bypasses no rule; else returns the obstacle. The
     /// agent is asked for `packet` if this process may not see all rules, or not open it; its list
     /// of rules then counts. Returns words about that, too.
-    fn open_unless_bypassing(&self, backend: Backend) -> Result<(Ports, String), String> {
+    fn open_unless_bypassing(&self, backend: Backend) -> Result<(Vec<AnyPort>, String), String> {
         let obstacle = match policy::audit(self.iface).verdict(backend) {
             AuditVerdict::Clear => match (self.open)(backend) {
                 Ok((_, true)) => {

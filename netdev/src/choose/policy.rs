@@ -16,7 +16,7 @@
 //! BPF programs of cgroups and of netfilter links.
 
 mod expression;
-mod nft;
+pub(crate) mod nft;
 mod rules;
 mod sys;
 mod tc;
@@ -72,12 +72,6 @@ pub fn unlisted_rules(iface: &Interface, forwards: bool) -> (Vec<Unlisted>, Vec<
         }
     }));
     (rules, audit.unseen)
-}
-
-/// Parses the payload of a netlink message as a chain and as a rule.
-#[cfg(feature = "fuzzing")]
-pub(crate) fn try_payload(family: u8, payload: &[u8]) {
-    nft::try_payload(family, payload);
 }
 
 #[cfg(test)]

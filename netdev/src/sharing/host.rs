@@ -2,7 +2,7 @@
 //! ends: a leader, or, if that is this process, any; or the agent.
 
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -28,7 +28,9 @@ const SEARCH_PAUSES: [Duration; 2] = crate::tuning::shared::SEARCH_PAUSES;
 #[derive(Debug)]
 pub(super) struct Host {
     stop: Arc<EventFd>,
-    news: Arc<EventFd>,
+    /// Readable once this process has become a leader, or has to look for the notes of a process
+    /// with another slot.
+    pub(super) news: Arc<EventFd>,
     /// A process has ended, and the port has not looked for its notes.
     ended: Arc<AtomicBool>,
     thread: Option<Helper<Option<AgentLink>>>,
@@ -65,16 +67,6 @@ impl Host {
     /// thread.
     pub(super) fn is_own(&self) -> bool {
         self.process == std::process::id()
-    }
-
-    /// Readable once this process has become a leader, or has to look for the notes of a process
-    /// with another slot, until [`heard`](Self::heard).
-    pub(super) fn news(&self) -> BorrowedFd<'_> {
-        self.news.as_fd()
-    }
-
-    pub(super) fn heard(&self) {
-        self.news.clear();
     }
 
     /// Whether to look for notes of processes that have gone, since the last call.

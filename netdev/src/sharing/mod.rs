@@ -37,7 +37,7 @@ mod strangers;
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
@@ -391,11 +391,11 @@ impl SharedAddresses for Slots {
     /// Readable once this process has become a leader, or there may be something for
     /// [`left`](Self::left).
     fn news(&self) -> BorrowedFd<'_> {
-        self.host.news()
+        (*self.host.news).as_fd()
     }
 
     fn heard(&self) {
-        self.host.heard();
+        self.host.news.clear();
     }
 }
 

@@ -22,7 +22,7 @@ mod paths;
 mod rx;
 mod sockets;
 mod staging;
-mod sys;
+pub(crate) mod sys;
 mod tx;
 
 use std::io;
@@ -432,12 +432,6 @@ fn rx_budget(own: &[Socket]) -> RxBudget {
         .unwrap_or(0);
     let bytes = bytes - bytes / 8;
     RxBudget { bytes, datagrams: bytes / RxBudget::cost(0) }
-}
-
-/// Parses the control messages of a datagram.
-#[cfg(feature = "fuzzing")]
-pub(crate) fn try_control(bytes: &[u8]) {
-    sys::try_control(bytes);
 }
 
 #[cfg(test)]

@@ -548,7 +548,7 @@ impl Control {
 
 /// Reads `bytes` as the control messages of a datagram.
 #[cfg(feature = "fuzzing")]
-pub(super) fn try_control(bytes: &[u8]) {
+pub(crate) fn try_control(bytes: &[u8]) {
     let mut control = Control([0; CONTROL_BYTES / 8]);
     for (word, bytes) in control.0.iter_mut().zip(bytes.chunks_exact(8)) {
         *word = u64::from_ne_bytes(bytes.try_into().unwrap_or_default());

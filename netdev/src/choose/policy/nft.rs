@@ -228,7 +228,7 @@ fn rule_from(family: u8, attributes: &[u8]) -> Option<(ChainId, NftRule)> {
 
 /// Parses the payload of a message as a chain and as a rule, and follows that rule.
 #[cfg(feature = "fuzzing")]
-pub(super) fn try_payload(family: u8, payload: &[u8]) {
+pub(crate) fn try_payload(family: u8, payload: &[u8]) {
     let attributes = payload.get(4..).unwrap_or_default();
     let _ = chain_from(family, attributes);
     if let Some((_, rule)) = rule_from(family, attributes) {

@@ -22,11 +22,6 @@ pub(crate) struct Mapping {
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// Memory of `fd` from its start, present in RAM and absent from forked children.
-    pub(crate) fn of_memory(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
-        Self::of_fd(fd, 0, len)
-    }
-
     /// Fresh zeroed memory of no descriptor.
     #[cfg(test)]
     pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
@@ -148,7 +143,7 @@ mod tests {
             return;
         }
         let fd = memory_file(8192).unwrap();
-        let [one, two] = [(), ()].map(|()| Mapping::of_memory(fd.as_fd(), 8192).unwrap());
+        let [one, two] = [(), ()].map(|()| Mapping::of_fd(fd.as_fd(), 0, 8192).unwrap());
         // SAFETY: both are mapped, and no other thread has them.
         let seen = unsafe {
             one.base().as_ptr().add(5000).write_volatile(7);

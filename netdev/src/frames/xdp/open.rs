@@ -190,7 +190,7 @@ pub(super) fn open_sockets(
     let attach = || program.attach(iface.index, config.xdp.generic);
     let link = patiently(libc::EBUSY, COPIES_HELD_MAX.min(patience), attach)
         .map_err(|e| attach_error::explain(iface, config.xdp.generic, e))?;
-    Ok(Opened { sockets, link, mac: copy(own.mac())? })
+    Ok(Opened { sockets, link, mac: copy(own.mac.as_fd())? })
 }
 
 /// Capacity of `chunks` receive chunks, less an eighth for other senders' frames.

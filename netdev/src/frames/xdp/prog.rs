@@ -58,7 +58,8 @@ const KEY: i16 = -(KEY_LEN as i16);
 #[derive(Debug)]
 pub(crate) struct Own {
     addresses: Map,
-    mac: Map,
+    /// The map with the MAC, for [`OwnMac::of_map`].
+    pub(super) mac: Map,
 }
 
 impl Own {
@@ -72,11 +73,6 @@ impl Own {
         addresses.iter().try_for_each(|address| own.addresses.set(&key(*address), 1))?;
         OwnMac::of_map(own.mac.as_fd())?.follow(mac);
         Ok(own)
-    }
-
-    /// The descriptor of the map with the MAC, for [`OwnMac::of_map`].
-    pub(crate) fn mac(&self) -> BorrowedFd<'_> {
-        self.mac.as_fd()
     }
 }
 
@@ -374,7 +370,7 @@ mod tests {
     #[test]
     fn another_mac_takes_the_place_of_the_first() {
         let loaded = testns::or_skip!(load());
-        let of_map = OwnMac::of_map(loaded.own.mac()).expect("ours");
+        let of_map = OwnMac::of_map(loaded.own.mac.as_fd()).expect("ours");
         let frames = [frame_v4(), frame_v6()];
         for last in [0xf6, 0xf7, MAC[5]] {
             let [a, b, c, d, e, _] = MAC;

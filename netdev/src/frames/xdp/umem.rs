@@ -54,7 +54,7 @@ impl Umem {
 
     /// Maps a memory file of `chunks` chunks, all ours.
     pub(crate) fn of_file(file: BorrowedFd<'_>, chunks: u32) -> io::Result<Self> {
-        Ok(Self::over(Mapping::of_memory(file, Self::bytes(chunks))?, chunks))
+        Ok(Self::over(Mapping::of_fd(file, 0, Self::bytes(chunks))?, chunks))
     }
 
     /// Memory of no file.
