@@ -71,7 +71,7 @@ impl Engine {
             forgotten: self.forgotten(waiting),
             timers: shared.timers.count(),
             queued: shared.dirty.len(),
-            events: shared.events.len() + shared.srqs.event_count(),
+            events: shared.events.len() + shared.srqs.events.len(),
             reordered_packets: 0,
             reorder_slots: shared.reorder_slab.blocks(shared.config.reorder_packets_max),
             spare_reorder_slots: shared.reorder_slab.spare(),
@@ -80,7 +80,7 @@ impl Engine {
             responder_resources: 0,
             reserved_qpns: self.reserved_qpns(),
             groups: self.group_count(),
-            known_peers: self.gsi.known_peers(),
+            known_peers: self.gsi.recognition.table.len(),
         };
         for qp in self.qps.iter().flatten() {
             if let AnyQp::Rc(qp) = qp {

@@ -78,9 +78,9 @@ pub(crate) struct Gsi {
     pub(crate) recognition: Recognition,
     psn: u32,
     /// Connections of another shard's connection manager that got their first message here.
-    arrived: Vec<ConnId>,
+    pub(crate) arrived: Vec<ConnId>,
     /// Connections to look at whose queue pairs are another shard's.
-    looks: Vec<(ConnId, Qpn)>,
+    pub(crate) looks: Vec<(ConnId, Qpn)>,
 }
 
 impl Gsi {
@@ -165,16 +165,11 @@ impl Gsi {
             return;
         }
         let (local, remote) = (datagram.dst, datagram.src);
-        if recognition.last_of(remote).is_some() {
+        if recognition.table.last(remote).is_some() {
             cm.notify((local, remote), packet.bth().dest_qpn);
         } else if recognition.has_room() {
             recognition.first_packet_to(now, (local, remote), shared);
         }
-    }
-
-    /// Peers that were probed, and are remembered.
-    pub(crate) fn known_peers(&self) -> usize {
-        self.recognition.count()
     }
 
     /// The first message of a connection arrived.
@@ -183,20 +178,6 @@ impl Gsi {
             Some(cm) => cm.message_arrived(conn),
             None => self.arrived.push(conn),
         }
-    }
-
-    /// A connection of another shard's connection manager that got its first message here.
-    pub(crate) fn poll_arrived(&mut self) -> Option<ConnId> {
-        self.arrived.pop()
-    }
-
-    /// A connection to look at whose queue pair is not here.
-    pub(crate) fn put_look(&mut self, conn: ConnId, qpn: Qpn) {
-        self.looks.push((conn, qpn));
-    }
-
-    pub(crate) fn poll_look(&mut self) -> Option<(ConnId, Qpn)> {
-        self.looks.pop()
     }
 
     /// Writes the packet that carries a datagram.

@@ -87,7 +87,7 @@ struct Srq {
 pub(crate) struct Srqs {
     slots: Vec<Option<Srq>>,
     /// Queues that reached their limit.
-    events: VecDeque<SrqId>,
+    pub(crate) events: VecDeque<SrqId>,
 }
 
 impl Srqs {
@@ -154,14 +154,6 @@ impl Srqs {
     /// Whether a receive that no queue pair took names the region `key`.
     pub(crate) fn uses(&self, key: Key) -> bool {
         self.slots.iter().flatten().any(|srq| srq.queue.uses(key))
-    }
-
-    pub(crate) fn event_count(&self) -> usize {
-        self.events.len()
-    }
-
-    pub(crate) fn poll_event(&mut self) -> Option<SrqId> {
-        self.events.pop_front()
     }
 
     pub(crate) fn count(&self) -> usize {

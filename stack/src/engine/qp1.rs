@@ -27,7 +27,7 @@ impl Engine {
         while let Some((conn, qpn)) = self.gsi.cm.as_mut().and_then(|cm| cm.poll_look()) {
             let config = &self.shared.config;
             if config.sharers > 1 && qpn.slot() != config.qpn_slot {
-                self.gsi.put_look(conn, qpn);
+                self.gsi.looks.push((conn, qpn));
                 continue;
             }
             let packets = self.packets_of(qpn);
@@ -40,7 +40,7 @@ impl Engine {
     /// A connection to look at whose queue pair is in another engine: pass that engine's
     /// [`packets_of`](Self::packets_of) to [`ConnectionManager::looked`].
     pub fn poll_look(&mut self) -> Option<(ConnId, Qpn)> {
-        self.gsi.poll_look()
+        self.gsi.looks.pop()
     }
 
     /// Number of packets that a queue pair has received; `None` if there is no such queue pair.
@@ -61,7 +61,7 @@ impl Engine {
     /// [`ConnectionManager::message_arrived`].
     #[inline]
     pub fn poll_arrived(&mut self) -> Option<ConnId> {
-        self.gsi.poll_arrived()
+        self.gsi.arrived.pop()
     }
 
     /// Sends a management datagram from QP1 on `path`. Returns whether there was room.

@@ -117,7 +117,7 @@ impl Engine {
     /// Queue pairs that were granted credit take turns again.
     #[inline]
     fn enqueue_granted(&mut self) {
-        while let Some(slot) = self.shared.peers.next_granted() {
+        while let Some(slot) = self.shared.peers.granted.pop_front() {
             if let Some(Some(qp)) = self.qps.get_mut(slot as usize) {
                 self.shared.enqueue(slot, &mut qp.core_mut().queued);
             }

@@ -51,6 +51,6 @@ impl Engine {
 
     /// The next shared receive queue that reached its limit (`IBV_EVENT_SRQ_LIMIT_REACHED`).
     pub fn poll_srq_event(&mut self) -> Option<SrqId> {
-        self.shared.srqs.poll_event()
+        self.shared.srqs.events.pop_front()
     }
 }

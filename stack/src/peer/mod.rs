@@ -47,7 +47,7 @@ pub(crate) struct Peers {
     stable_packets: u32,
     peers: Vec<Peer>,
     /// Queue pairs that were granted a turn, for the engine to enqueue.
-    granted: VecDeque<u32>,
+    pub(crate) granted: VecDeque<u32>,
 }
 
 /// A peer's receive queue: an address, and the slot of the shard or process behind it that owns the
@@ -442,12 +442,6 @@ impl Peers {
             self.get(id).leave(slot);
             self.grant(id);
         }
-    }
-
-    /// The next queue pair that was granted a turn.
-    #[inline]
-    pub(crate) fn next_granted(&mut self) -> Option<u32> {
-        self.granted.pop_front()
     }
 
     /// Whether a queue pair was granted a turn.

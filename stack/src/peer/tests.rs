@@ -20,7 +20,7 @@ fn peers() -> (Peers, PeerId) {
 }
 
 fn granted(peers: &mut Peers) -> Vec<u32> {
-    std::iter::from_fn(|| peers.next_granted()).collect()
+    std::iter::from_fn(|| peers.granted.pop_front()).collect()
 }
 
 #[test]

@@ -40,7 +40,7 @@ impl Engine {
     #[must_use]
     #[inline]
     pub fn has_probes(&self) -> bool {
-        self.gsi.recognition.has_news()
+        self.gsi.recognition.news
     }
 
     /// The next probe or reply to send with [`send_mad`](Self::send_mad).
@@ -96,7 +96,7 @@ impl Engine {
     /// The last reply of the peer at an address, if it is a Rocinante.
     #[must_use]
     pub fn peer_info(&self, remote: IpAddr) -> Option<PeerInfo> {
-        self.gsi.recognition.last_of(remote)
+        self.gsi.recognition.table.last(remote)
     }
 
     /// A peer replied.

@@ -33,7 +33,7 @@ use crate::wire::{PeerInfo, RecognitionMad};
 /// The peers that were probed, and the part that probes and replies.
 #[derive(Debug, Default)]
 pub(crate) struct Recognition {
-    table: Table,
+    pub(crate) table: Table,
     /// It probes and replies itself: QP1 is here.
     prober: Option<Box<Prober>>,
     hand_offs: VecDeque<HandOff>,
@@ -89,16 +89,6 @@ impl Recognition {
     /// Whether there is room for peers whose addresses may be forged.
     pub(crate) fn has_room(&self) -> bool {
         self.table.len() < PEERS_MAX / 2
-    }
-
-    /// Peers that are remembered.
-    pub(crate) fn count(&self) -> usize {
-        self.table.len()
-    }
-
-    /// The last reply of a peer, of any age.
-    pub(crate) fn last_of(&self, remote: IpAddr) -> Option<PeerInfo> {
-        self.table.last(remote)
     }
 
     /// A first packet left for a peer: probes it, unless it was probed lately. `None` if it was
@@ -185,12 +175,6 @@ impl Recognition {
                 None
             }
         }
-    }
-
-    /// Whether there are datagrams to send, or reports for other engines.
-    #[inline]
-    fn has_news(&self) -> bool {
-        self.news
     }
 
     fn poll_hand_off(&mut self) -> Option<HandOff> {

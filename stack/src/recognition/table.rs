@@ -9,7 +9,7 @@ use crate::wire::PeerInfo;
 
 /// The peers that were probed. An expired record still says what its peer was.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(crate) struct Table {
     records: BTreeMap<IpAddr, Record>,
     /// When the next record expires.
     expires: Time,
@@ -32,7 +32,7 @@ impl Default for Table {
 }
 
 impl Table {
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.records.len()
     }
 
@@ -49,7 +49,7 @@ impl Table {
     }
 
     /// The last reply of a peer, of any age.
-    pub(super) fn last(&self, remote: IpAddr) -> Option<PeerInfo> {
+    pub(crate) fn last(&self, remote: IpAddr) -> Option<PeerInfo> {
         self.records.get(&remote)?.info
     }
 

@@ -81,7 +81,7 @@ impl Cq {
         let events = channel.map(|channel| channel.shared.clone());
         let id = shard.host.cqs.insert(|id| Arc::new(CqShared::new(id, depth as usize, events)));
         let shared = shard.host.cqs.get(id).expect("just inserted").clone();
-        for shard in shards.rest_mut() {
+        for shard in &mut shards.rest {
             // All shards assign and free numbers in the same order.
             let same = shard.host.cqs.insert(|_| shared.clone());
             debug_assert_eq!(same, id);

@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 use rocinante_netdev::{AnyPort, PathId, PathSpec, Port, RxDatagram, RxIpId};
 use rocinante_stack::types::Time;
 use rocinante_stack::wire::icrc::{DF, IpFields, Summed, Template};
-use rocinante_stack::{Datagram, Engine, IpId, TxSink};
+use rocinante_stack::{Datagram, IpId, TxSink};
 
 use super::run_stats::RunStats;
 use crate::tuning::shard::{PAUSE_MAX, PAUSE_MIN};
@@ -19,7 +19,7 @@ pub(super) struct Io {
     /// The ICRC templates of the paths, and the number of paths.
     templates: Vec<Option<Template>>,
     paths: usize,
-    run_stats: RunStats,
+    pub(super) run_stats: RunStats,
     /// Datagrams that were refused, and the last errno.
     refused: (u64, i32),
     /// The interface is gone.
@@ -58,18 +58,6 @@ impl Io {
     /// Turns the descriptor's reports of arrivals on or off.
     pub(super) fn watch(&mut self, wished: bool) -> io::Result<()> {
         self.port.watch(wished)
-    }
-
-    /// Gives the engine the runs in which datagrams have arrived.
-    #[inline]
-    pub(super) fn report_arrived(&mut self, engine: &mut Engine) {
-        self.run_stats.arrived(&self.port, engine);
-    }
-
-    /// Gives the engine the runs in which datagrams have departed.
-    #[inline]
-    pub(super) fn report_departed(&mut self, engine: &mut Engine) {
-        self.run_stats.departed(&self.port, engine);
     }
 
     /// Has the port send its committed slots.

@@ -106,7 +106,7 @@ impl Registration {
         let key = shards.first().host.regions.replace(self.key, region, random);
         let wraps = || VerbsError::Invalid("the memory wraps around the address space".into());
         let key = key.ok_or_else(wraps)?;
-        for shard in shards.rest_mut() {
+        for shard in &mut shards.rest {
             shard.host.regions.remove(self.key);
         }
         insert_too(&mut shards, key, region);
@@ -143,7 +143,7 @@ impl Registration {
 /// Registers the first shard's region in the other shards. The key is free there, because all
 /// shards have the same regions.
 fn insert_too(shards: &mut HeldAll<'_>, key: Key, region: Region) {
-    for shard in shards.rest_mut() {
+    for shard in &mut shards.rest {
         let same = shard.host.regions.insert(region, key.0);
         debug_assert_eq!(same, Some(key));
     }

@@ -203,7 +203,7 @@ impl Shard {
             let sent = self.engine.poll_transmit(now, TX_BURST, &mut self.host, &mut self.io);
             let progress = sent.packets > 0;
             self.io.flush();
-            self.io.report_departed(&mut self.engine);
+            self.io.run_stats.departed(&self.io.port, &mut self.engine);
             if progress {
                 let left = self.now();
                 if left.since(now) > HELD_UP {
@@ -254,7 +254,7 @@ impl Shard {
             self.break_down();
             0
         });
-        self.io.report_arrived(&mut self.engine);
+        self.io.run_stats.arrived(&self.io.port, &mut self.engine);
         // The owner judges datagrams handed over to it, and reports later.
         let used = accepted(&self.engine) + self.router.handed_over() - used_before;
         let wasted = (received as u64).saturating_sub(used);

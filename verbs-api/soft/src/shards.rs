@@ -249,7 +249,7 @@ pub(super) fn run_limits(capabilities: &Capabilities) -> RunLimits {
 /// All shards, locked. The first shard is unlocked last: unlocking may drive it, and it leaves mail
 /// for the others. Tasks are woken after that.
 pub struct HeldAll<'a> {
-    rest: Vec<Held<'a>>,
+    pub(super) rest: Vec<Held<'a>>,
     first: Held<'a>,
 }
 
@@ -269,9 +269,5 @@ impl<'a> HeldAll<'a> {
 
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Held<'a>> {
         std::iter::once(&mut self.first).chain(&mut self.rest)
-    }
-
-    pub(super) fn rest_mut(&mut self) -> impl Iterator<Item = &mut Held<'a>> {
-        self.rest.iter_mut()
     }
 }

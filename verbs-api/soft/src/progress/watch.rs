@@ -72,8 +72,6 @@ pub(super) enum Call {
     Now,
 }
 
-type Step = (State, Call);
-
 const STATES: [State; 5] =
     [State::Awake, State::CallerPolls, State::Standby, State::Resting, State::Watching];
 const EVENTS: [Event; 11] = [
@@ -92,7 +90,7 @@ const EVENTS: [Event; 11] = [
 
 /// For each event and state, in the order of [`EVENTS`] and [`STATES`]: the next state, and how the
 /// background thread is woken.
-const TABLE: [[Step; STATES.len()]; EVENTS.len()] = {
+const TABLE: [[(State, Call); STATES.len()]; EVENTS.len()] = {
     use Call::{IfWaited, InTime, No, Now, Soon};
     use State::{Awake as A, CallerPolls as C, Resting as R, Standby as S, Watching as W};
     [

@@ -455,7 +455,7 @@ impl Requester {
     /// The cost of the responses to a READ request of `packets` packets, each of which costs
     /// `each`.
     pub(super) fn response_cost(&self, packets: u32, each: u32, peers: &Peers) -> Cost {
-        match self.control.read_window.comes_whole() {
+        match self.control.read_window.whole {
             true => peers.charge_of_answer(packets, each),
             false => Cost::of(packets, each),
         }

@@ -56,7 +56,7 @@ pub(in crate::rc::requester) struct ReadWindow {
     gain: u32,
     /// The peer is a Rocinante, whose responses come as its other packets do, as super-packets or
     /// not. Those of a card, or of a kernel without them, come one by one.
-    whole: bool,
+    pub(super) whole: bool,
     /// Packets that came since some were lost, up to [`CALM`].
     since: u32,
 }
@@ -89,11 +89,6 @@ impl ReadWindow {
         let packets = u32::try_from(packets).unwrap_or(u32::MAX);
         self.allowed = self.allowed.saturating_add(packets.saturating_mul(self.gain));
         self.since = self.since.saturating_add(packets).min(CALM);
-    }
-
-    /// Whether responses may come as super-packets.
-    pub(super) fn comes_whole(&self) -> bool {
-        self.whole
     }
 
     /// Whether nothing was lost lately.
