@@ -132,8 +132,7 @@ fn rpc_answers_many_clients_from_one_queue() {
         args.extend(&words[1..]);
         run(program, &args)
     };
-    let answer = call(&["call", "which way is up?"]);
-    assert_eq!(text(&answer), "WHICH WAY IS UP?\n");
+    assert_eq!(text(&call(&["call", "which way is up?"])), "WHICH WAY IS UP?\n");
     serving.says("client 1 has gone");
     // More clients than one after the other, and more calls than there are buffers.
     let others = addresses(5);

@@ -210,8 +210,7 @@ fn not_ready(quiet: &mut Quiet, rounds: u32) {
     for _ in 0..rounds {
         let end = &mut quiet.ends[0];
         let op = SendOp::Send { imm: None };
-        let data = SendData::Inline(&[1; 8]);
-        let wr = SendWr::new(op, data).wr_id(1);
+        let wr = SendWr::new(op, SendData::Inline(&[1; 8])).wr_id(1);
         end.engine.post_send(end.qpn, &wr, &mut end.host).unwrap();
         quiet.exchange();
         let end = &mut quiet.ends[1];
@@ -263,8 +262,7 @@ fn lossy(quiet: &mut Quiet, ops: &[(SendOp, u32)], count: u32) {
             let _ = to.engine.post_recv(to.qpn, &wr, &mut to.host);
         }
         let list = [sge(0, len / 2, quiet.keys[0]), sge(10_000, len - len / 2, quiet.keys[0])];
-        let data = SendData::Sges(&list);
-        let wr = SendWr::new(op, data).wr_id(1);
+        let wr = SendWr::new(op, SendData::Sges(&list)).wr_id(1);
         from.engine.post_send(from.qpn, &wr, &mut from.host).unwrap();
         if n % 16 == 15 {
             quiet.run();
@@ -310,8 +308,7 @@ fn shared(quiet: &mut Quiet, count: u32) {
         let list = [sge(0, n % 3000, quiet.keys[0])];
         let (op, data) = (SendOp::Send { imm: None }, SendData::Sges(&list));
         let wr = SendWr::new(op, data).wr_id(1);
-        let qpn = from.qpns[n as usize % 3];
-        from.engine.post_send(qpn, &wr, &mut from.host).unwrap();
+        from.engine.post_send(from.qpns[n as usize % 3], &wr, &mut from.host).unwrap();
         if n % 16 == 15 {
             let change = SrqChange { srq_limit: Some(16), max_wr: None };
             to.engine.modify_srq(to.srq.unwrap(), &change).unwrap();

@@ -126,8 +126,7 @@ fn run(link: Link, held: u32, duration: u64, seed: u64) -> Outcome {
     let list = [Sge { addr: BASE, len: MESSAGE, lkey: keys[0] }];
     let op = SendOp::Write { remote: BASE, rkey: keys[1], imm: None };
     let post = |end: &mut End, wr_id| {
-        let data = SendData::Sges(&list);
-        let wr = SendWr::new(op, data).wr_id(wr_id);
+        let wr = SendWr::new(op, SendData::Sges(&list)).wr_id(wr_id);
         end.engine.post_send(end.qpn, &wr, &mut end.host).expect("room");
     };
     (0..DEPTH).for_each(|wr_id| post(&mut ends[0], wr_id));

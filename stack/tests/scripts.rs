@@ -47,8 +47,7 @@ impl Virtual {
     /// Lets time pass until `found` returns something.
     fn wait<T>(&mut self, wait: bool, found: impl Fn(&mut Self) -> Option<T>) -> Option<T> {
         for _ in 0..DEADLINES {
-            let packets = self.solo.packets();
-            self.said.extend(packets);
+            self.said.extend(self.solo.packets());
             if let Some(found) = found(self) {
                 return Some(found);
             }
@@ -128,8 +127,7 @@ impl Subject for Virtual {
 
     fn post_send(&mut self, wr_id: u64, op: SendOp, ranges: &[Range], fence: bool) -> Step {
         let elements = self.elements(ranges);
-        let data = SendData::Sges(&elements);
-        let mut wr = SendWr::new(op, data).wr_id(wr_id);
+        let mut wr = SendWr::new(op, SendData::Sges(&elements)).wr_id(wr_id);
         wr.fence = fence;
         self.solo.post_wr(&wr).map_err(|error| format!("{error:?}"))
     }
@@ -166,8 +164,7 @@ fn play(name: &str) {
     let script = SCRIPTS.iter().find(|script| script.name == name).expect("a script");
     let mut subject = Virtual::new();
     let mut talk = Talk::new(&mut subject).expect("a region");
-    let done = (script.run)(&mut talk);
-    assert_eq!(done, Ok(()));
+    assert_eq!((script.run)(&mut talk), Ok(()));
 }
 
 macro_rules! tests {

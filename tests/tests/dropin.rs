@@ -129,8 +129,7 @@ fn a_program_of_rdma_cm_is_told_of_a_peer_that_is_killed() {
     client.signal(Signal::SIGKILL);
     assert!(until(&events, "DISCONNECT EVENT"), "it is told");
     let next = here.spawn(&mut rping(&["-c", "-C", "10", "-V"])).unwrap();
-    let output = next.wait_with_output(PATIENCE).unwrap();
-    row::succeeded("the client", &output).unwrap();
+    row::succeeded("the client", &next.wait_with_output(PATIENCE).unwrap()).unwrap();
     assert!(until(&events, "DISCONNECT EVENT"), "by the peer itself");
     server.kill();
 }

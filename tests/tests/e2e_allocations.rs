@@ -127,8 +127,7 @@ fn run(harness: &Harness, [qp, peer]: &[Qp; 2], regions: &[Mr; 2], times: u64, t
                 peer.post_recv(&[RecvWr { wr_id: receives, sges: &sges }]).unwrap();
                 receives += 1;
             }
-            let sges = [mine.sge(0, len)];
-            qp.post_send(&[wr(posted, op, &sges)]).unwrap();
+            qp.post_send(&[wr(posted, op, &[mine.sge(0, len)])]).unwrap();
             posted += 1;
         }
         for (cq, count) in [(&a.cq, &mut completed), (&b.cq, &mut received)] {

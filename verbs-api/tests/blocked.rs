@@ -103,8 +103,7 @@ fn the_tail_of_a_burst_of_datagrams_leaves_when_the_port_takes_more() {
     let (from, to) = (build(&a), build(&b));
     let ah = a.pd.create_ah(&PeerPath::to(&to.endpoint())).unwrap();
     let op = SendOp::SendTo { to: ah.to(to.qpn(), 0x1111_1111), imm: None };
-    let wr = request(0, op, SendData::Inline(&[7; 32]));
-    all_leaves("gate-ud", (gate, a, b), &from, &to, wr);
+    all_leaves("gate-ud", (gate, a, b), &from, &to, request(0, op, SendData::Inline(&[7; 32])));
 }
 
 /// Two devices, one of them blocked: the other's thread does not notice.

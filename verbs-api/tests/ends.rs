@@ -246,8 +246,7 @@ impl End {
         let pd = ctx.alloc_pd();
         let mr = pd.allocate(64, Access::LOCAL_WRITE)?;
         let qp = pd.qp(&cq, &cq).access(Access::ALL).build()?;
-        let hello = Hello { endpoints: vec![qp.endpoint()], ..Hello::default() };
-        let peer = exchange.swap(&hello)?;
+        let peer = exchange.swap(&Hello { endpoints: vec![qp.endpoint()], ..Hello::default() })?;
         let qp = qp.connect(&peer.endpoints[0], &ConnectOptions::default());
         let end = Self { qp: qp?, cq, mr };
         end.receive()?;

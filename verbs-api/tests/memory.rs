@@ -127,13 +127,11 @@ fn a_completion_gives_the_memory_back() {
     thread::scope(|scope| {
         scope.spawn(|| {
             for round in 0..ROUNDS {
-                let to = [b.mr.sge(0, 1000)];
-                peer.post_recv(&[RecvWr { wr_id: round, sges: &to }]).unwrap();
+                peer.post_recv(&[RecvWr { wr_id: round, sges: &[b.mr.sge(0, 1000)] }]).unwrap();
                 let ready = SendOp::Send { imm: None };
                 peer.post_send(&[request(round, ready, SendData::Inline(&[]))]).unwrap();
                 // The receive may complete before the send does.
-                let ids = [0, 1].map(|_| b.cq.wait_one(PATIENCE).unwrap().wr_id);
-                assert_eq!(ids, [round; 2]);
+                assert_eq!([0, 1].map(|_| b.cq.wait_one(PATIENCE).unwrap().wr_id), [round; 2]);
                 assert_eq!(b.mr.to_vec(0, 1000), vec![round as u8; 1000]);
                 b.mr.write(0, &[0xff; 1000]);
             }
@@ -141,8 +139,7 @@ fn a_completion_gives_the_memory_back() {
         echo(a, qp, ROUNDS);
     });
     let read = SendOp::Read { remote: b.mr.address(), rkey: b.mr.rkey() };
-    let to = [a.mr.sge(2000, 1000)];
-    qp.post_send(&[request(ROUNDS, read, SendData::Sges(&to))]).unwrap();
+    qp.post_send(&[request(ROUNDS, read, SendData::Sges(&[a.mr.sge(2000, 1000)]))]).unwrap();
     a.succeed(ROUNDS);
     assert_eq!(a.mr.to_vec(2000, 1000), vec![0xff; 1000]);
 }
@@ -154,8 +151,7 @@ fn echo(side: &Side, qp: &rocinante::Qp, rounds: u64) {
         side.succeed(round);
         side.mr.write(0, &[round as u8; 1000]);
         let data = [side.mr.sge(0, 1000)];
-        let send = SendOp::Send { imm: None };
-        qp.post_send(&[request(round, send, SendData::Sges(&data))]).unwrap();
+        qp.post_send(&[request(round, SendOp::Send { imm: None }, SendData::Sges(&data))]).unwrap();
         side.succeed(round);
     }
 }

@@ -144,8 +144,7 @@ impl Touch {
     /// Does it from `qp[0]` to `qp[1]`; the memory belongs to the side that the touch is of. The
     /// statuses of both sides.
     fn run(self, sides: &[Side; 2], qp: &[Qp; 2], bad: Sge, key: Key) -> [Vec<WcStatus>; 2] {
-        let len = bad.len as usize;
-        let good = [sides[0].mr.sge(0, len)];
+        let good = [sides[0].mr.sge(0, bad.len as usize)];
         let (own, to) = ([bad], (sides[1].mr.address(), sides[1].mr.rkey()));
         let (remote, rkey) = (bad.addr, key);
         let (op, list) = match self {

@@ -66,8 +66,7 @@ fn the_document_shows_messages_that_are_read() {
     assert_eq!(asked, Ok(Request { ring_frames: None, ..request() }));
     let shown: Vec<&str> = blocks.next().expect("answers").split("\n{").collect();
     let [one, of_afxdp, other] = shown[..] else { panic!("{} answers", shown.len()) };
-    let one = Answer::decode(one.as_bytes()).expect("an answer");
-    assert_eq!(one, answers()[0]);
+    assert_eq!(Answer::decode(one.as_bytes()).expect("an answer"), answers()[0]);
     let of_afxdp = Answer::decode(format!("{{{of_afxdp}").as_bytes()).expect("an answer");
     assert_eq!(of_afxdp, answers()[3]);
     let other = Answer::decode(format!("{{{other}").as_bytes()).expect("an answer");
@@ -96,8 +95,7 @@ fn unknown_fields_are_passed_over_and_other_versions_are_not() {
     let code = change(&refused, "\"bypasses\"", "\"eclipse\"");
     let answer = Answer::decode(&code).expect("a refusal all the same");
     assert_eq!(answer.outcome.expect_err("refused").code, Code::Other);
-    let both = change(&refused, "\"refused\"", "\"granted\"");
-    assert!(Answer::decode(&both).is_err());
+    assert!(Answer::decode(&change(&refused, "\"refused\"", "\"granted\"")).is_err());
     assert!(Answer::decode(b"{\"version\":1}").is_err(), "neither");
 }
 

@@ -45,8 +45,7 @@ fn refused(here: IpAddr) -> String {
 fn squat(name: &SocketAddrUnix) -> OwnedFd {
     let socket = seqpacket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).expect("a socket");
     // A child of another test may hold a copy of a closed socket between fork and exec.
-    let bound = patiently(libc::EADDRINUSE, BOUND, || Ok(bind(&socket, name)?));
-    bound.expect("the name is free");
+    patiently(libc::EADDRINUSE, BOUND, || Ok(bind(&socket, name)?)).expect("the name is free");
     socket
 }
 

@@ -119,8 +119,7 @@ fn every_datagram_is_accounted_for() {
 #[test]
 fn a_perfect_link_changes_nothing() {
     let (stats, trace) = run(1, LinkConfig::default());
-    let expected = (0..20_000).map(|i| (i % 1000, 64, Duration::ZERO)).collect::<Trace>();
-    assert_eq!(trace, expected);
+    assert_eq!(trace, (0..20_000).map(|i| (i % 1000, 64, Duration::ZERO)).collect::<Trace>());
     assert_eq!(stats, SimStats { sent: 20_000, delivered: 20_000, ..SimStats::default() });
 }
 
@@ -417,8 +416,7 @@ fn a_path_with_a_reused_id_joins_no_run_of_the_one_before() {
             a.flush(|failure| panic!("{failure:?}"));
             let got = identified(&mut b);
             let from: Vec<_> = got.iter().map(|(mark, src, _)| (*mark, *src)).collect();
-            let expected = [vec![(1, A); 3], vec![(2, C); 3], vec![(3, A); 3]].concat();
-            assert_eq!(from, expected);
+            assert_eq!(from, [vec![(1, A); 3], vec![(2, C); 3], vec![(3, A); 3]].concat());
             for (at, (.., known)) in (0..).zip(got) {
                 let first = 9 * round;
                 let exact = RxIpId::Exact { id: first + at, flags: 0x4000 };

@@ -144,8 +144,7 @@ fn without_descriptors(v0: &Interface, backend: Backend) {
             let unlimited = limit_descriptors(room);
             let path = port.add_path(&spec(remote, 0xc000 + room as u16));
             drop(unlimited);
-            let path = path.expect("a path");
-            port.remove_path(path.id);
+            port.remove_path(path.expect("a path").id);
             assert_eq!(held(v0), opened, "{backend}, {remote}, room for {room}");
         }
     }

@@ -50,8 +50,7 @@ fn intercepted(net: &mut Net, side: usize) -> Transmit {
 }
 
 fn hear(net: &mut Net, side: usize, tid: u64, mad: AliveMad) {
-    let now = net.now;
-    net.cm[side].handle_mad(now, address(1 - side), address(side), &mad.emit(tid));
+    net.cm[side].handle_mad(net.now, address(1 - side), address(side), &mad.emit(tid));
 }
 
 // ---- deaths ----
@@ -181,8 +180,7 @@ fn of_two_connections_the_one_that_the_peer_has_not_ends() {
     let (mut net, kept, _) = watched();
     let (lost, b) = net.connected(0x12, 0x23);
     net.mute[B] = true;
-    let now = net.now;
-    net.cm[B].forget(now, b);
+    net.cm[B].forget(net.now, b);
     net.run(7_500);
     net.take(B);
     assert_eq!(net.cm[B].len(), 1);
@@ -488,8 +486,7 @@ fn what_is_said_before_and_after_a_connection_is_answered_with_no() {
     let _ = [A, B].map(|side| net.take(side));
     let (a, b) = net.connected(0x12, 0x23);
     assert_eq!([asks(&mut net, A, (b.0, a.0)), asks(&mut net, B, (a.0, b.0))], [1, 1]);
-    let now = net.now;
-    net.cm[A].disconnect(now, a, b"").unwrap();
+    net.cm[A].disconnect(net.now, a, b"").unwrap();
     net.run(1);
     assert_eq!([asks(&mut net, A, (b.0, a.0)), asks(&mut net, B, (a.0, b.0))], [0, 0]);
 }
@@ -532,8 +529,7 @@ fn damaged_questions_and_answers_do_no_harm() {
             assert!(net.cm[A].len() <= 1 && net.cm[B].len() <= 1);
         }
         for (side, conn) in [(A, a), (B, b)] {
-            let now = net.now;
-            net.cm[side].forget(now, conn);
+            net.cm[side].forget(net.now, conn);
         }
         net.run(60_000);
         for side in [A, B] {
@@ -578,8 +574,7 @@ fn the_end_of_the_clock_and_periods_without_end_do_no_harm() {
 #[test]
 fn they_are_no_messages_of_the_communication_manager() {
     let (mut net, a, b) = watched();
-    let question = AliveMad::Question(Pairs::new([(b.0, a.0)])).emit(1);
-    assert!(CmMessage::parse(&question).is_err());
+    assert!(CmMessage::parse(&AliveMad::Question(Pairs::new([(b.0, a.0)])).emit(1)).is_err());
     hear(&mut net, B, 1, AliveMad::Unknown);
     assert_eq!(net.cm[B].counters().malformed, 1);
     assert_eq!(net.cm[B].poll_transmit(), None);

@@ -39,8 +39,7 @@ fn whatever_happens_twice_is_counted_twice() {
     for answer in [Ok(PLACE), Err(SidrStatus::REJECT), Ok(PLACE)] {
         resolve(&mut net, UDP);
         let CmEvent::Asked { ask, .. } = net.take(B).remove(0) else { panic!("no question") };
-        let now = net.now;
-        net.cm[B].answer(now, ask, answer, b"").unwrap();
+        net.cm[B].answer(net.now, ask, answer, b"").unwrap();
         net.run(1);
     }
     for _ in 0..2 {
@@ -96,8 +95,7 @@ fn a_footprint_is_what_is_there() {
     };
     assert_eq!(net.cm[B].footprint(), expected);
     let CmEvent::Asked { ask, .. } = questions[0] else { panic!("no question") };
-    let now = net.now;
-    net.cm[B].answer(now, ask, Ok(PLACE), b"").unwrap();
+    net.cm[B].answer(net.now, ask, Ok(PLACE), b"").unwrap();
     let answered = CmFootprint { pending: 3, datagrams: 1, ..expected };
     assert_eq!(net.cm[B].footprint(), answered, "the answer is kept");
 }
@@ -146,8 +144,7 @@ fn an_old_answer_that_goes_takes_no_other_with_it() {
         for _ in 0..count {
             resolve(net, UDP);
             let CmEvent::Asked { ask, .. } = net.one(B) else { panic!("no question") };
-            let now = net.now;
-            net.cm[B].answer(now, ask, Ok(PLACE), b"").unwrap();
+            net.cm[B].answer(net.now, ask, Ok(PLACE), b"").unwrap();
         }
     };
     answer(&mut net, 1);
@@ -167,8 +164,7 @@ fn whatever_arrives_again_is_counted_and_changes_nothing() {
     net.listen(4);
     for round in 1..=2 {
         let (a, _) = net.connected(0x10 + round, 0x20 + round);
-        let now = net.now;
-        net.cm[A].disconnect(now, a, b"").unwrap();
+        net.cm[A].disconnect(net.now, a, b"").unwrap();
         net.run(1);
         let [asking, listening] = [A, B].map(|side| *net.cm[side].counters());
         // The second REP, and three of four DREPs, as each of two DREQs is answered.
@@ -184,8 +180,7 @@ fn whatever_arrives_again_is_counted_and_changes_nothing() {
 /// Delivers a message to a side, and returns how it counted it: as a duplicate, as a stray one.
 fn counted(net: &mut Net, side: usize, message: CmMessage<'_>) -> (u64, u64) {
     let before = *net.cm[side].counters();
-    let now = net.now;
-    net.cm[side].handle_mad(now, address(1 - side), address(side), &message.emit(1));
+    net.cm[side].handle_mad(net.now, address(1 - side), address(side), &message.emit(1));
     let after = net.cm[side].counters();
     (after.duplicates - before.duplicates, after.stray - before.stray)
 }
@@ -216,8 +211,7 @@ fn messages_of_another_connection_or_role_are_strays() {
         let (_, CmMessage::Apr(apr)) = CmMessage::parse(&sent).unwrap() else { panic!("no APR") };
         assert_eq!(apr.status, status);
     }
-    let now = net.now;
-    net.cm[A].disconnect(now, a, b"").unwrap();
+    net.cm[A].disconnect(net.now, a, b"").unwrap();
     net.run(1);
     for _ in 0..2 {
         assert_eq!(counted(&mut net, A, drep(b.0, a.0)), AGAIN);

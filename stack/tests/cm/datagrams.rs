@@ -41,8 +41,7 @@ fn question(request: u32, tid: u64) -> MadBytes {
 }
 
 fn receive(net: &mut Net, mad: &[u8]) {
-    let now = net.now;
-    net.cm[B].handle_mad(now, address(A), address(B), mad);
+    net.cm[B].handle_mad(net.now, address(A), address(B), mad);
 }
 
 /// The status of B's next answer.

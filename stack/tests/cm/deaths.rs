@@ -30,8 +30,7 @@ fn a_peer_that_died_is_told_when_the_old_connection_speaks() {
     net.listen(1);
     let (a, _) = net.connected(0x11, 0x22);
     net.restart(B, 99);
-    let now = net.now;
-    net.cm[A].disconnect(now, a, b"").unwrap();
+    net.cm[A].disconnect(net.now, a, b"").unwrap();
     net.run(1);
     // B does not know the connection, and answers that it has ended.
     assert_eq!(net.one(A), disconnected(a, Ended::ByUs));
@@ -69,8 +68,7 @@ fn the_asker_dies_at_each_step() {
     let (_, b) = net.connected(0x11, 0x22);
     net.restart(A, 99);
     net.mute[A] = true;
-    let now = net.now;
-    net.cm[B].disconnect(now, b, b"").unwrap();
+    net.cm[B].disconnect(net.now, b, b"").unwrap();
     net.run(10_000);
     assert_eq!(net.take(B), [disconnected(b, Ended::Unanswered), released(b, 0x22)]);
     net.assert_nothing_left();
@@ -95,8 +93,7 @@ fn the_listener_dies_at_each_step() {
     net.restart(B, 99);
     net.cm[A].establish(c, b"").unwrap();
     net.run(1);
-    let now = net.now;
-    net.cm[A].disconnect(now, c, b"").unwrap();
+    net.cm[A].disconnect(net.now, c, b"").unwrap();
     net.run(1);
     assert_eq!(net.one(A), disconnected(c, Ended::ByUs));
 }
@@ -123,8 +120,7 @@ fn who_has_waited_uses_its_number_again_while_the_peer_still_waits() {
         net.cm[A].forget(now, a);
         let (a, b) = net.connected(0x1000, 0x2001);
         assert_eq!(net.cm[B].counters().stale, 0);
-        let now = net.now;
-        net.cm[A].disconnect(now, a, b"").unwrap();
+        net.cm[A].disconnect(net.now, a, b"").unwrap();
         net.run(1);
         assert_eq!(net.one(B), disconnected(b, Ended::ByPeer));
         net.run(FOR_EVER);
@@ -143,8 +139,7 @@ fn who_has_waited_uses_its_number_again_while_the_peer_still_asks_for_the_end() 
         net.listen(2);
         let (a, b) = net.connected(0x1000, 0x2000);
         let (asks, answers) = if first == A { (a, B) } else { (b, A) };
-        let now = net.now;
-        net.cm[first].disconnect(now, asks, b"").unwrap();
+        net.cm[first].disconnect(net.now, asks, b"").unwrap();
         net.mute[answers] = true;
         net.run(200);
         net.mute[answers] = false;
@@ -192,8 +187,7 @@ fn a_rejection_ends_a_connection_that_has_begun() {
         };
         let now = net.now;
         let hears = |net: &mut Net, rej: Rej<'_>| {
-            let mad = CmMessage::Rej(rej).emit(9);
-            net.cm[at].handle_mad(now, address(1 - at), address(at), &mad);
+            net.cm[at].handle_mad(now, address(1 - at), address(at), &CmMessage::Rej(rej).emit(9));
             net.take(at)
         };
         // Of another connection of the same peer.

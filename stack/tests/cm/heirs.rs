@@ -74,8 +74,7 @@ fn notes_are_of_connections_that_a_peer_may_have() {
     net.cm[A].establish(a, b"").unwrap();
     assert_eq!(kept(&mut net).len(), 1);
     net.mute[B] = true;
-    let now = net.now;
-    net.cm[A].disconnect(now, a, b"").unwrap();
+    net.cm[A].disconnect(net.now, a, b"").unwrap();
     net.run(100);
     assert_eq!(noted(&mut net), [], "its DREQ may be lost");
     net.mute[B] = false;
@@ -141,8 +140,7 @@ fn an_heir_leaves_what_it_has_not_finished() {
     assert_eq!(again, notes);
     net.mute[A] = false;
     net.cm[A] = ConnectionManager::new(sharing(HEIR + 1));
-    let now = net.now;
-    net.cm[A].end_for(now, address(A), &again[0]);
+    net.cm[A].end_for(net.now, address(A), &again[0]);
     net.run(1);
     assert_eq!(net.take(B)[0], disconnected(b, Ended::ByPeer));
     net.run(500);

@@ -140,8 +140,7 @@ fn a_third_party_that_knows_the_ids_changes_nothing() {
         }),
     ];
     for message in messages {
-        let now = net.now;
-        net.cm[B].handle_mad(now, third, address(B), &message.emit(1));
+        net.cm[B].handle_mad(net.now, third, address(B), &message.emit(1));
         assert_eq!(net.cm[B].poll_event(), None);
         while let Some(answer) = net.cm[B].poll_transmit() {
             assert_eq!(answer.remote, third);
@@ -149,8 +148,7 @@ fn a_third_party_that_knows_the_ids_changes_nothing() {
     }
     // And the peer itself, but with another queue pair.
     let wrong = Dreq { local, remote, remote_qpn: Qpn::new(0x23), private: b"" };
-    let now = net.now;
-    net.cm[B].handle_mad(now, address(A), address(B), &CmMessage::Dreq(wrong).emit(1));
+    net.cm[B].handle_mad(net.now, address(A), address(B), &CmMessage::Dreq(wrong).emit(1));
     assert_eq!((net.cm[B].poll_event(), net.cm[B].poll_transmit()), (None, None));
     assert_eq!(net.cm[B].counters().stray, 6);
 }
@@ -222,8 +220,7 @@ fn damaged_messages_do_no_harm() {
                 }
                 // To either side.
                 let to = if net.random(4) == 0 { side } else { 1 - side };
-                let now = net.now;
-                net.cm[to].handle_mad(now, address(1 - to), address(to), &mad);
+                net.cm[to].handle_mad(net.now, address(1 - to), address(to), &mad);
             }
             for side in [A, B] {
                 for event in net.take(side) {
@@ -258,8 +255,7 @@ fn damaged_messages_do_no_harm() {
                     | CmEvent::Request { conn, .. }
                     | CmEvent::Replied { conn, .. } = event
                     {
-                        let now = net.now;
-                        net.cm[side].forget(now, conn);
+                        net.cm[side].forget(net.now, conn);
                     }
                 }
             }
@@ -271,8 +267,7 @@ fn damaged_messages_do_no_harm() {
         // nothing is left.
         for side in [A, B] {
             for conn in std::mem::take(&mut established[side]) {
-                let now = net.now;
-                net.cm[side].forget(now, conn);
+                net.cm[side].forget(net.now, conn);
             }
         }
         net.run(1_200_000);

@@ -65,8 +65,7 @@ fn each_question_is_a_transaction_of_its_own() {
     let mut net = Net::new();
     net.listen(2);
     let (a, _) = net.connected(0x11, 0x22);
-    let now = net.now;
-    net.cm[A].disconnect(now, a, b"").unwrap();
+    net.cm[A].disconnect(net.now, a, b"").unwrap();
     let end = net.cm[A].poll_transmit().unwrap();
     net.connect(0x12);
     let ask = net.cm[A].poll_transmit().unwrap();

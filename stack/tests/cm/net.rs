@@ -238,8 +238,7 @@ impl Net {
 
     /// The peer has died: a new manager takes its place.
     pub(crate) fn restart(&mut self, side: usize, key: u64) {
-        let config = CmConfig { key: [key, key], ..config(side) };
-        self.cm[side] = ConnectionManager::new(config);
+        self.cm[side] = ConnectionManager::new(CmConfig { key: [key, key], ..config(side) });
         self.heard[side].clear();
     }
 

@@ -37,10 +37,8 @@ fn asked(here: &mut ConnectionManager, nth: u32, dst: IpAddr) -> Option<CmEvent>
     let key = [nth.into(), 7];
     let mut there = ConnectionManager::new(CmConfig { key, ..config(A) });
     let remote = if dst.is_ipv4() { v4(100) } else { v6(100) };
-    let ask = Connect { local: remote, remote: dst, ..ask(nth, b"") };
-    there.connect(Time(0), &ask).unwrap();
-    let mad = there.poll_transmit().unwrap().mad;
-    here.handle_mad(Time(u64::from(nth)), remote, dst, &mad);
+    there.connect(Time(0), &Connect { local: remote, remote: dst, ..ask(nth, b"") }).unwrap();
+    here.handle_mad(Time(u64::from(nth)), remote, dst, &there.poll_transmit().unwrap().mad);
     here.poll_event()
 }
 

@@ -107,8 +107,7 @@ impl Run {
         match self.net.random(10) {
             0..4 if self.known[A].len() < 60 => {
                 self.qpn += 1;
-                let conn = self.net.connect(self.qpn);
-                self.known[A].insert(conn, Known::default());
+                self.known[A].insert(self.net.connect(self.qpn), Known::default());
             }
             4..7 => {
                 let side = self.net.random(2) as usize;
@@ -149,8 +148,7 @@ fn every_connection_ends_once_on_each_side_and_nothing_is_left() {
         // sleeps: 69 s for each attempt of the peer, which gets an MRA.
         for side in [A, B] {
             for conn in run.known[side].iter().filter(|(_, it)| !it.ended).map(|(conn, _)| *conn) {
-                let now = run.net.now;
-                let _ = run.net.cm[side].disconnect(now, conn, b"");
+                let _ = run.net.cm[side].disconnect(run.net.now, conn, b"");
             }
         }
         let until = Time(run.net.now.0 + 1_200_000 * MS);
@@ -163,8 +161,7 @@ fn every_connection_ends_once_on_each_side_and_nothing_is_left() {
                     .map(|(conn, _)| *conn)
                     .collect();
                 for conn in alive {
-                    let now = run.net.now;
-                    let _ = run.net.cm[side].disconnect(now, conn, b"");
+                    let _ = run.net.cm[side].disconnect(run.net.now, conn, b"");
                 }
             }
         }
@@ -218,8 +215,7 @@ fn over_a_good_wire_both_sides_agree() {
             // A late request arrived after its connection was forgotten, and looks like a new one.
             for event in net.take(B) {
                 if let CmEvent::Request { conn, .. } = event {
-                    let now = net.now;
-                    net.cm[B].forget(now, conn);
+                    net.cm[B].forget(net.now, conn);
                 }
             }
             net.run(20_000);

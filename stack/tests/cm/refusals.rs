@@ -184,8 +184,7 @@ fn reach(net: &mut Net, step: Step, qpn: u32) -> [ConnId; 2] {
     net.run(1);
     if step == Step::Ending {
         net.mute[B] = true;
-        let now = net.now;
-        net.cm[A].disconnect(now, a, b"").unwrap();
+        net.cm[A].disconnect(net.now, a, b"").unwrap();
         net.run(1);
         net.mute[B] = false;
     }
@@ -207,8 +206,7 @@ fn come_to(net: &mut Net, end: End, qpn: u32) {
             let [a, _] = reach(net, Step::Asked, qpn);
             net.connect(qpn + 0x100);
             net.run(1);
-            let now = net.now;
-            net.cm[A].forget(now, a);
+            net.cm[A].forget(net.now, a);
         }
         End::ReplyRefused => {
             let [a, _] = reach(net, Step::Replied, qpn);
@@ -225,8 +223,7 @@ fn come_to(net: &mut Net, end: End, qpn: u32) {
         End::ForgottenByAsker(step) | End::ForgottenByListener(step) => {
             let both = reach(net, step, qpn);
             let of = usize::from(matches!(end, End::ForgottenByListener(_)));
-            let now = net.now;
-            net.cm[of].forget(now, both[of]);
+            net.cm[of].forget(net.now, both[of]);
         }
         End::Died => {
             reach(net, Step::Established, qpn);
@@ -249,8 +246,7 @@ fn whatever_becomes_of_a_connection_its_place_is_the_next_ones() {
         for round in 0..5 {
             come_to(&mut net, end, 0x11 + round);
             // Only the next request of a dead peer shows that the peer died.
-            let left = [A, B].map(|side| net.cm[side].len());
-            assert_eq!(left, [0, 0], "{end:?} in round {round}");
+            assert_eq!([A, B].map(|side| net.cm[side].len()), [0, 0], "{end:?} in round {round}");
             assert_eq!([A, B].map(|side| net.cm[side].poll_timeout()), [None; 2], "{end:?}");
         }
         let (a, b) = net.connected(0x99, 0x98);

@@ -94,8 +94,7 @@ fn a_request_waits_for_its_listener() {
     assert_eq!(heard, [Qpn::new(0x11), Qpn::new(0x12)]);
     assert_eq!((net.take(A), net.cm[B].footprint().early), (vec![], 0));
     for conn in [a, other] {
-        let now = net.now;
-        net.cm[A].forget(now, conn);
+        net.cm[A].forget(net.now, conn);
     }
     net.run(1);
     assert_eq!(net.cm[B].len(), 0);
@@ -242,8 +241,7 @@ fn a_lost_dreq_and_a_lost_drep_are_made_up_for() {
         net.listen(1);
         let (a, b) = net.connected(0x11, 0x22);
         net.mute[silent] = true;
-        let now = net.now;
-        net.cm[A].disconnect(now, a, b"").unwrap();
+        net.cm[A].disconnect(net.now, a, b"").unwrap();
         net.run(1);
         net.mute[silent] = false;
         net.run(500);
@@ -278,8 +276,7 @@ fn a_disconnect_before_the_rtu_ends_both_sides() {
     net.accept(b, 0x22);
     net.run(1);
     net.take(A);
-    let now = net.now;
-    net.cm[B].disconnect(now, b, b"").unwrap();
+    net.cm[B].disconnect(net.now, b, b"").unwrap();
     net.run(1);
     assert_eq!(net.one(A), disconnected(a, Ended::ByPeer));
     assert_eq!(net.cm[A].establish(a, b""), Err(CmError::Unknown));
@@ -340,8 +337,7 @@ fn the_asker_changes_its_mind() {
     let mut net = Net::new();
     net.listen(1);
     let (a, b) = net.asked(0x11);
-    let now = net.now;
-    net.cm[A].forget(now, a);
+    net.cm[A].forget(net.now, a);
     net.run(1);
     assert_eq!(net.one(A), released(a, 0x11));
     let received = net.take(B);
@@ -357,8 +353,7 @@ fn a_forgotten_connection_is_disconnected_without_an_event() {
     let mut net = Net::new();
     net.listen(1);
     let (a, b) = net.connected(0x11, 0x22);
-    let now = net.now;
-    net.cm[B].forget(now, b);
+    net.cm[B].forget(net.now, b);
     net.run(500);
     assert_eq!(net.take(A), [disconnected(a, Ended::ByPeer), released(a, 0x11)]);
     assert_eq!(net.one(B), released(b, 0x22));
@@ -418,8 +413,7 @@ fn the_number_of_connections_is_bounded() {
     net.listen(10);
     net.connected(0x11, 0x22);
     net.connected(0x12, 0x23);
-    let now = net.now;
-    assert_eq!(net.cm[A].connect(now, &ask(0x13, b"")), Err(CmError::Full));
+    assert_eq!(net.cm[A].connect(net.now, &ask(0x13, b"")), Err(CmError::Full));
 }
 
 #[test]
@@ -439,8 +433,7 @@ fn budgets_are_told_to_those_who_tell_theirs() {
         let CmEvent::Request { conn, request, .. } = net.one(B) else { panic!() };
         assert_eq!(request.side.announced, told);
         let side = rocinante_stack::cm::QpSide { announced, ..side(0x22) };
-        let now = net.now;
-        net.cm[B].accept(now, conn, &Accept { side, keep_alive: None, private: b"" }).unwrap();
+        net.cm[B].accept(net.now, conn, &Accept { side, keep_alive: None, private: b"" }).unwrap();
         net.run(1);
         let CmEvent::Replied { reply, .. } = net.one(A) else { panic!() };
         assert_eq!(reply.side.announced, told.and(announced));
@@ -474,8 +467,7 @@ fn one_manager_connects_to_itself() {
 fn another_path_is_refused_politely() {
     let mut net = Net::new();
     let lap = Lap { local: CommId(5), remote: CommId(6), remote_qpn: Qpn::new(7) };
-    let now = net.now;
-    net.cm[B].handle_mad(now, address(A), address(B), &CmMessage::Lap(lap).emit(9));
+    net.cm[B].handle_mad(net.now, address(A), address(B), &CmMessage::Lap(lap).emit(9));
     let answer = net.cm[B].poll_transmit().unwrap();
     let Ok((header, CmMessage::Apr(apr))) = CmMessage::parse(&answer.mad) else { panic!() };
     assert_eq!((header.tid, apr.local, apr.remote, apr.status), (9, CommId(6), CommId(5), 1));

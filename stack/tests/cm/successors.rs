@@ -16,8 +16,7 @@ const RELEASE: u64 = 1_000;
 /// A connection that both sides have ended, and that neither has released.
 fn ended(net: &mut Net, qpn_a: u32, qpn_b: u32) -> [ConnId; 2] {
     let (a, b) = net.connected(qpn_a, qpn_b);
-    let now = net.now;
-    net.cm[A].disconnect(now, a, b"").unwrap();
+    net.cm[A].disconnect(net.now, a, b"").unwrap();
     net.run(1);
     assert_eq!(net.one(A), disconnected(a, Ended::ByUs));
     assert_eq!(net.one(B), disconnected(b, Ended::ByPeer));
@@ -60,8 +59,7 @@ fn who_accepts_with_one_queue_pair_twice_and_dies_is_found_stale() {
     net.accept(asked, 0x22);
     net.run(1);
     let heard = net.take(A);
-    let expected = disconnected(second, Ended::Stale);
-    assert!(heard.contains(&expected), "{heard:?}");
+    assert!(heard.contains(&disconnected(second, Ended::Stale)), "{heard:?}");
     assert_eq!(rejection(&heard[0]), RejReason::STALE_CONNECTION);
     assert!(heard.contains(&released(third, 0x13)));
     net.run(RELEASE);
@@ -76,8 +74,7 @@ fn receive_req(net: &mut Net, id: u32, qpn: u32) {
     let sent = other.cm[A].poll_transmit().unwrap().mad;
     let Ok((header, CmMessage::Req(req))) = CmMessage::parse(&sent) else { panic!("no request") };
     let req = Req { local: CommId(id), qpn: Qpn::new(qpn), ..req };
-    let now = net.now;
-    net.cm[B].handle_mad(now, address(A), address(B), &CmMessage::Req(req).emit(header.tid));
+    net.cm[B].handle_mad(net.now, address(A), address(B), &CmMessage::Req(req).emit(header.tid));
 }
 
 /// The connection of the request that B received.
@@ -103,11 +100,9 @@ fn waiting(net: &mut Net, id: u32, qpn: u32) -> ConnId {
     net.cm[B].message_arrived(conn);
     let (local, remote, remote_qpn) = (CommId(id), conn.0, Qpn::new(0x2000 + qpn));
     let dreq = CmMessage::Dreq(Dreq { local, remote, remote_qpn, private: b"" }).emit(1);
-    let now = net.now;
-    net.cm[B].handle_mad(now, address(A), address(B), &dreq);
+    net.cm[B].handle_mad(net.now, address(A), address(B), &dreq);
     while net.cm[B].poll_transmit().is_some() {}
-    let expected = [CmEvent::Established { conn }, disconnected(conn, Ended::ByPeer)];
-    assert_eq!(net.take(B), expected);
+    assert_eq!(net.take(B), [CmEvent::Established { conn }, disconnected(conn, Ended::ByPeer)]);
     conn
 }
 
@@ -133,8 +128,7 @@ fn a_communication_id_that_is_used_again_is_the_second_ones() {
         info: b"",
         private: b"",
     };
-    let now = net.now;
-    net.cm[B].handle_mad(now, address(A), address(B), &CmMessage::Rej(rej).emit(9));
+    net.cm[B].handle_mad(net.now, address(A), address(B), &CmMessage::Rej(rej).emit(9));
     let heard = net.take(B);
     assert_eq!(rejection(&heard[0]), RejReason::TIMEOUT);
     assert_eq!(heard[1..], [released(second, 0)]);
@@ -174,8 +168,7 @@ fn two_peers_have_the_same_numbers() {
     let third: std::net::IpAddr = "10.0.0.3".parse().unwrap();
     req.primary.local_gid = third.into();
     let now = net.now;
-    let mad = CmMessage::Req(req).emit(header.tid);
-    net.cm[B].handle_mad(now, third, address(B), &mad);
+    net.cm[B].handle_mad(now, third, address(B), &CmMessage::Req(req).emit(header.tid));
     let CmEvent::Request { conn, .. } = net.cm[B].poll_event().expect("a request") else {
         panic!("no request")
     };
@@ -248,16 +241,14 @@ fn receive_question(net: &mut Net, request: u32, tid: u64) {
     let header = IpHeader { src: (address(A), 40_000).into(), dst: address(B) };
     let (pkey, private) = (Pkey::DEFAULT, &header.bytes()[..]);
     let ask = SidrReq { request, pkey, service: UDP, private };
-    let now = net.now;
-    net.cm[B].handle_mad(now, address(A), address(B), &CmMessage::SidrReq(ask).emit(tid));
+    net.cm[B].handle_mad(net.now, address(A), address(B), &CmMessage::SidrReq(ask).emit(tid));
 }
 
 /// The question that the program got; the program answers it.
 #[track_caller]
 fn answered(net: &mut Net) -> SidrReqId {
     let CmEvent::Asked { ask, .. } = net.one(B) else { panic!("no question") };
-    let now = net.now;
-    net.cm[B].answer(now, ask, Ok((Qpn::new(7), 9)), b"").unwrap();
+    net.cm[B].answer(net.now, ask, Ok((Qpn::new(7), 9)), b"").unwrap();
     assert!(net.cm[B].poll_transmit().is_some());
     ask
 }

@@ -110,8 +110,7 @@ fn a_third_party_changes_nothing_in_any_state() {
         let before = [A, B].map(|side| (net.cm[side].len(), net.cm[side].poll_timeout()));
         for (side, local, remote) in [(B, a.0, b.0), (A, b.0, a.0)] {
             for message in messages(local, remote) {
-                let now = net.now;
-                net.cm[side].handle_mad(now, third, address(side), &message.emit(1));
+                net.cm[side].handle_mad(net.now, third, address(side), &message.emit(1));
                 assert_eq!(net.cm[side].poll_event(), None, "{step:?} {message:?}");
                 while let Some(answer) = net.cm[side].poll_transmit() {
                     assert_eq!(answer.remote, third, "{step:?} {message:?}");
@@ -130,8 +129,7 @@ pub(crate) fn finish(mut net: Net, a: ConnId, b: ConnId, step: Step) {
     let now = net.now;
     net.cm[A].forget(now, a);
     net.run(1);
-    let now = net.now;
-    net.cm[B].forget(now, b);
+    net.cm[B].forget(net.now, b);
     net.run(400_000);
     let _ = [A, B].map(|side| net.take(side));
     for (side, cm) in net.cm.iter().enumerate() {
@@ -185,8 +183,7 @@ fn what_is_replayed_after_the_end_leaves_nothing() {
         for side in [A, B] {
             while let Some(sent) = net.cm[side].poll_transmit() {
                 said.push((side, sent.mad));
-                let now = net.now;
-                net.cm[1 - side].handle_mad(now, address(side), address(1 - side), &sent.mad);
+                net.cm[1 - side].handle_mad(net.now, address(side), address(1 - side), &sent.mad);
             }
             while let Some(event) = net.cm[side].poll_event() {
                 let now = net.now;
@@ -205,15 +202,13 @@ fn what_is_replayed_after_the_end_leaves_nothing() {
     net.assert_nothing_left();
     // First without the request, which looks like a new one, and then with it.
     for (side, mad) in &said[1..] {
-        let now = net.now;
-        net.cm[1 - side].handle_mad(now, address(*side), address(1 - side), mad);
+        net.cm[1 - side].handle_mad(net.now, address(*side), address(1 - side), mad);
         net.run(100);
         assert_eq!([A, B].map(|side| net.take(side)), [vec![], vec![]]);
     }
     net.assert_nothing_left();
     let (side, mad) = &said[0];
-    let now = net.now;
-    net.cm[1 - side].handle_mad(now, address(*side), address(1 - side), mad);
+    net.cm[1 - side].handle_mad(net.now, address(*side), address(1 - side), mad);
     let CmEvent::Request { conn, .. } = net.one(B) else { panic!("no request") };
     net.accept(conn, 0x33);
     net.run(100);

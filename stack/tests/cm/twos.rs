@@ -31,11 +31,9 @@ fn each_message_is_repeated_as_often_as_any_other() {
     assert!(count(&mut net, B, "REP") >= 4, "it was repeated");
     assert!(matches!(net.one(A), CmEvent::Replied { .. }));
     net.mute[A] = true;
-    let now = net.now;
-    net.cm[B].disconnect(now, b, b"").unwrap();
+    net.cm[B].disconnect(net.now, b, b"").unwrap();
     net.run(20_000);
-    let max = net.cm[B].config().max_retries;
-    assert_eq!(count(&mut net, B, "DREQ"), 1 + usize::from(max));
+    assert_eq!(count(&mut net, B, "DREQ"), 1 + usize::from(net.cm[B].config().max_retries));
 }
 
 #[test]
@@ -62,8 +60,7 @@ fn a_connection_leaves_its_listeners_backlog_once() {
     // The second connection takes the only place, and keeps it while the first ends and is
     // released.
     net.asked(0x12);
-    let now = net.now;
-    net.cm[A].disconnect(now, a, b"").unwrap();
+    net.cm[A].disconnect(net.now, a, b"").unwrap();
     net.run(1_000);
     net.take(A);
     assert_eq!(net.take(B).len(), 2, "disconnected and released");
@@ -79,8 +76,7 @@ fn a_late_copy_of_a_request_makes_no_second_connection_until_the_first_is_releas
     let a = net.connect(0x11);
     let req = net.cm[A].poll_transmit().unwrap();
     let receive = |net: &mut Net| {
-        let now = net.now;
-        net.cm[B].handle_mad(now, req.local, req.remote, &req.mad);
+        net.cm[B].handle_mad(net.now, req.local, req.remote, &req.mad);
     };
     receive(&mut net);
     let CmEvent::Request { conn: b, .. } = net.one(B) else { panic!("no request") };
@@ -89,8 +85,7 @@ fn a_late_copy_of_a_request_makes_no_second_connection_until_the_first_is_releas
     net.take(A);
     net.cm[A].establish(a, b"").unwrap();
     net.run(1);
-    let now = net.now;
-    net.cm[A].disconnect(now, a, b"").unwrap();
+    net.cm[A].disconnect(net.now, a, b"").unwrap();
     net.run(1);
     let received = net.take(B);
     assert_eq!(received.last(), Some(&disconnected(b, Ended::ByPeer)), "{received:?}");
@@ -159,8 +154,7 @@ fn the_accepter_waits_for_as_long_as_the_asker_said_that_packets_take() {
     net.take(A);
     net.cm[A].establish(a, b"").unwrap();
     net.run(1);
-    let now = net.now;
-    net.cm[B].disconnect(now, b, b"").unwrap();
+    net.cm[B].disconnect(net.now, b, b"").unwrap();
     net.run(1);
     net.take(A);
     net.take(B);
@@ -203,8 +197,7 @@ fn a_connection_is_established_once_by_its_rtu_and_by_a_message() {
     let (a, b) = net.connected(0x11, 0x22);
     net.cm[B].message_arrived(b);
     assert_eq!((net.take(B), net.cm[B].counters().established), (vec![], 1));
-    let now = net.now;
-    net.cm[A].disconnect(now, a, b"").unwrap();
+    net.cm[A].disconnect(net.now, a, b"").unwrap();
     net.run(1);
     assert_eq!(net.one(B), disconnected(b, Ended::ByPeer));
     // A message on the queue pair of a connection that has ended.
@@ -219,8 +212,7 @@ fn a_question_that_was_repeated_leaves_no_timer_behind() {
     let mut net = Net::new();
     net.cm[B].serve(UDP, None, (rocinante_stack::types::Qpn::new(7), 9), b"").unwrap();
     net.mute[A] = true;
-    let now = net.now;
-    net.cm[A].resolve(now, (address(A), address(B)), (UDP, 40_000), b"").unwrap();
+    net.cm[A].resolve(net.now, (address(A), address(B)), (UDP, 40_000), b"").unwrap();
     net.run(600);
     net.mute[A] = false;
     net.run(600);
@@ -241,14 +233,12 @@ fn a_number_that_a_peer_uses_again_is_the_new_questions() {
     let mut net = Net::new();
     net.cm[B].listen_datagrams(UDP, None, 4).unwrap();
     let put = |net: &mut Net, tid| {
-        let now = net.now;
-        net.cm[B].handle_mad(now, address(A), address(B), &question(5, tid));
+        net.cm[B].handle_mad(net.now, address(A), address(B), &question(5, tid));
     };
     for tid in [1, 2] {
         put(&mut net, tid);
         let CmEvent::Asked { ask, .. } = net.one(B) else { panic!("no question") };
-        let now = net.now;
-        net.cm[B].answer(now, ask, Err(SidrStatus::REJECT), b"").unwrap();
+        net.cm[B].answer(net.now, ask, Err(SidrStatus::REJECT), b"").unwrap();
         net.run(40_000);
     }
     // The first answer is forgotten by now, the second is not.

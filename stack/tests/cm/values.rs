@@ -72,8 +72,7 @@ fn a_peer_that_asks_for_patience_again_and_again_is_given_up() {
             mras += 1;
             assert!(mras < 100, "it is not given up");
             net.now = net.cm[side].poll_timeout().expect("a deadline");
-            let now = net.now;
-            net.cm[side].handle_timeout(now);
+            net.cm[side].handle_timeout(net.now);
             while net.cm[side].poll_transmit().is_some() {}
             if let Some(event) = net.cm[side].poll_event() {
                 break event;
@@ -243,8 +242,7 @@ fn a_request_of_a_known_connection_changes_nothing_but_what_it_says() {
         assert!(net.cm[B].len() <= 2, "{what}");
         assert_waits_no_longer(&net, B, &what);
         net.run(FOR_EVER);
-        let now = net.now;
-        net.cm[B].forget(now, conn);
+        net.cm[B].forget(net.now, conn);
         net.run(FOR_EVER);
         net.take(B);
         assert_eq!((net.cm[B].len(), net.cm[B].poll_timeout()), (0, None), "{what}");
@@ -385,8 +383,7 @@ fn no_message_of_all_zeros_or_all_ones_does_any_harm_in_any_state() {
                     mad[24..28].copy_from_slice(&b.0.0.to_be_bytes());
                     mad[28..32].copy_from_slice(&a.0.0.to_be_bytes());
                 }
-                let now = net.now;
-                net.cm[to].handle_mad(now, address(1 - to), address(to), &mad);
+                net.cm[to].handle_mad(net.now, address(1 - to), address(to), &mad);
                 assert_waits_no_longer(&net, to, &(step, attribute, fill));
                 net.take(to);
             }
@@ -471,8 +468,7 @@ fn a_configuration_of_absurd_values_is_brought_to_what_a_message_can_say() {
     net.listen(1);
     let (_, b) = net.asked(0x11);
     let accept = Accept { side: side(0x22), keep_alive: None, private: b"" };
-    let now = net.now;
-    net.cm[B].accept(now, ConnId(b.0), &accept).unwrap();
+    net.cm[B].accept(net.now, ConnId(b.0), &accept).unwrap();
     net.run(1);
     assert!(matches!(net.one(A), CmEvent::Replied { .. }));
 }

@@ -48,8 +48,7 @@ impl Pair {
 
     pub fn send_on(&mut self, at: usize, qp: usize, wr_id: u64, op: SendOp, sges: &[Sge]) {
         let end = &mut self.ends[at];
-        let data = SendData::Sges(sges);
-        let wr = SendWr::new(op, data).wr_id(wr_id);
+        let wr = SendWr::new(op, SendData::Sges(sges)).wr_id(wr_id);
         end.engine.post_send(end.qpns[qp], &wr, &mut end.host).expect("room in the queue");
     }
 

@@ -39,9 +39,7 @@ impl Solo {
 
     /// Posts a signaled request with data of the arena.
     pub fn post(&mut self, wr_id: u64, op: SendOp, sges: &[Sge]) {
-        let data = SendData::Sges(sges);
-        let wr = SendWr::new(op, data).wr_id(wr_id);
-        self.post_wr(&wr).expect("a good request");
+        self.post_wr(&SendWr::new(op, SendData::Sges(sges)).wr_id(wr_id)).expect("a good request");
     }
 
     pub fn post_wr(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
@@ -166,8 +164,7 @@ impl Solo {
     }
 
     pub fn receive_syndrome(&mut self, psn: i64, syndrome: Syndrome) {
-        let packet = self.response(Opcode::RC_ACKNOWLEDGE, psn, &[&aeth(syndrome, 0)]);
-        self.receive(&packet);
+        self.receive(&self.response(Opcode::RC_ACKNOWLEDGE, psn, &[&aeth(syndrome, 0)]));
     }
 
     pub fn receive_ack(&mut self, psn: i64) {
@@ -183,8 +180,7 @@ impl Solo {
         let mut report = vec![0; 4 * (held.iter().max().unwrap_or(&psn) - psn + 32) as usize / 32];
         held.iter().for_each(|held| report[(held - psn) as usize / 8] |= 1 << ((held - psn) % 8));
         let nak = aeth(Syndrome::nak(NakCode::PsnSequenceError), 0);
-        let packet = self.response(Opcode::RC_ACKNOWLEDGE, psn, &[&nak, &report]);
-        self.receive(&packet);
+        self.receive(&self.response(Opcode::RC_ACKNOWLEDGE, psn, &[&nak, &report]));
     }
 
     pub fn receive_rnr(&mut self, psn: i64, timer: u8) {
@@ -195,15 +191,13 @@ impl Solo {
     pub fn receive_data(&mut self, opcode: Opcode, psn: i64, payload: &[u8]) {
         let middle = opcode == Opcode::RC_RDMA_READ_RESPONSE_MIDDLE;
         let aeth = if middle { vec![] } else { aeth(Syndrome::ACK_UNLIMITED, 0) };
-        let packet = self.response(opcode, psn, &[&aeth, payload]);
-        self.receive(&packet);
+        self.receive(&self.response(opcode, psn, &[&aeth, payload]));
     }
 
     /// The response to an atomic.
     pub fn receive_found(&mut self, psn: i64, found: u64) {
         let rest = [&aeth(Syndrome::ACK_UNLIMITED, 0)[..], &found.to_be_bytes()];
-        let packet = self.response(Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, &rest);
-        self.receive(&packet);
+        self.receive(&self.response(Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, &rest));
     }
 
     /// A RETH for the arena.

@@ -11,8 +11,7 @@ use rocinante_stack::wire::{Aeth, Opcode as Op, Syndrome};
 fn grant(solo: &mut Solo, psn: i64, msn: u32, receives: u64) {
     let mut aeth = [0; Aeth::LEN];
     Aeth { syndrome: Syndrome::credits(receives), msn }.write(&mut aeth);
-    let packet = solo.response(Op::RC_ACKNOWLEDGE, psn, &[&aeth]);
-    solo.receive(&packet);
+    solo.receive(&solo.response(Op::RC_ACKNOWLEDGE, psn, &[&aeth]));
 }
 
 const WRITE: SendOp = SendOp::Write { remote: 0x9000, rkey: Key(0x99), imm: None };
@@ -111,8 +110,7 @@ fn a_read_in_pieces_counts_as_many_messages() {
         let msn = if psn == 61 { 3 } else { 2 };
         Aeth { syndrome: Syndrome::credits(1), msn }.write(&mut aeth);
         let aeth: &[u8] = if opcode == Op::RC_RDMA_READ_RESPONSE_MIDDLE { &[] } else { &aeth };
-        let packet = solo.response(opcode, psn, &[aeth, &[7; 256]]);
-        solo.receive(&packet);
+        solo.receive(&solo.response(opcode, psn, &[aeth, &[7; 256]]));
     }
     assert_eq!(solo.sent(), ["SEND_ONLY #62 8B ack"]);
     grant(&mut solo, 62, 4, 0);
@@ -137,8 +135,7 @@ fn receives_are_advertised_if_wanted() {
 /// SENDs to an end that posts receives late. Returns the number of retransmissions.
 fn repeated(advertise: bool) -> u64 {
     const MESSAGES: u64 = 500;
-    let setup = Setup { advertise, ..Setup::default() };
-    let mut pair = Pair::new(&setup);
+    let mut pair = Pair::new(&Setup { advertise, ..Setup::default() });
     let [key, peer_key] = pair.register();
     let (mut posted, mut received, mut done, mut receives) = (0, 0, 0, 1);
     pair.recv(1, 0, &[sge(0, 4096, peer_key)]);

@@ -31,8 +31,7 @@ fn solo() -> Solo {
 }
 
 fn post(solo: &mut Solo, wr_id: u64, op: SendOp, len: u32) {
-    let list = [solo.sge(0, len)];
-    solo.post(wr_id, op, &list);
+    solo.post(wr_id, op, &[solo.sge(0, len)]);
 }
 
 /// The address, length and bytes that a packet writes. It must be a whole message.
@@ -128,8 +127,7 @@ fn what_is_sent_again_is_the_same() {
 fn what_is_missing_goes_again_alone_and_is_the_same() {
     let mut solo = Solo::new(&Setup { held: 64, ..setup() });
     (1..=3).for_each(|wr_id| post(&mut solo, wr_id, WRITE, 1024));
-    let packets = solo.packets();
-    assert_eq!(packets.len(), 12);
+    assert_eq!(solo.packets().len(), 12);
     solo.receive_gap(2, &[3, 4, 6, 7, 8, 10, 11]);
     let again: Vec<_> = solo.sent();
     assert_eq!(again, ["WRITE_ONLY #2 256B", "WRITE_ONLY #5 256B", "WRITE_ONLY #9 256B"]);
@@ -147,8 +145,7 @@ fn they_count_as_many_messages() {
     let grant = |solo: &mut Solo, psn, msn, receives| {
         let mut aeth = [0; Aeth::LEN];
         Aeth { syndrome: Syndrome::credits(receives), msn }.write(&mut aeth);
-        let packet = solo.response(Op::RC_ACKNOWLEDGE, psn, &[&aeth]);
-        solo.receive(&packet);
+        solo.receive(&solo.response(Op::RC_ACKNOWLEDGE, psn, &[&aeth]));
     };
     post(&mut solo, 2, WRITE, 1024);
     solo.send(3, 8);
@@ -206,8 +203,7 @@ fn beyond_a_region_nothing_is_written() {
 #[test]
 fn a_stream_of_them_leaves_in_equal_packets() {
     let budget = Budget { bytes: 8 << 20, datagrams: 512 };
-    let setup = Setup { mtu: Mtu::Mtu4096, budget, ..setup() };
-    let mut pair = Pair::new(&setup);
+    let mut pair = Pair::new(&Setup { mtu: Mtu::Mtu4096, budget, ..setup() });
     let [own, remote] = pair.register();
     let op = SendOp::Write { remote: BASE, rkey: remote, imm: None };
     for wr_id in 0..60 {
@@ -227,8 +223,7 @@ fn a_stream_of_them_leaves_in_equal_packets() {
 #[test]
 fn each_psn_keeps_its_shape_whatever_is_lost() {
     for (held, lose) in [(0, 10), (64, 10), (64, 4)] {
-        let setup = Setup { held, mtu: Mtu::Mtu256, ..setup() };
-        let mut pair = Pair::new(&setup);
+        let mut pair = Pair::new(&Setup { held, mtu: Mtu::Mtu256, ..setup() });
         let [own, remote] = pair.register();
         let data = pattern(40 * 1500, 9);
         pair.ends[0].host.arena[..data.len()].copy_from_slice(&data);

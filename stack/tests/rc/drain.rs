@@ -21,8 +21,7 @@ fn drain(solo: &mut Solo, notify: bool) {
 }
 
 fn resume(solo: &mut Solo) {
-    let attr = QpAttr { state: Some(QpState::Rts), ..QpAttr::default() };
-    modify(solo, &attr).expect("from SQD");
+    modify(solo, &QpAttr { state: Some(QpState::Rts), ..QpAttr::default() }).expect("from SQD");
 }
 
 #[test]
@@ -82,12 +81,10 @@ fn what_is_lost_is_sent_again_in_sqd_and_gives_up_in_time() {
 fn the_peer_is_served_in_sqd() {
     let mut solo = Solo::script();
     drain(&mut solo, false);
-    let list = [solo.sge(0, 256)];
-    solo.post_recv(1, &list);
+    solo.post_recv(1, &[solo.sge(0, 256)]);
     solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 8]]);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
-    let reth = solo.reth(0, 8);
-    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 1, &[&reth]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 1, &[&solo.reth(0, 8)]);
     assert_eq!(solo.sent(), ["READ_ONLY #1 8B"]);
 }
 
@@ -121,9 +118,7 @@ fn a_fence_does_not_begin_a_request_in_sqd() {
     let mut solo = Solo::script();
     solo.read(1, 8);
     let op = SendOp::Write { remote: 0x9000, rkey: Key(0x99), imm: None };
-    let data = SendData::Inline(&[]);
-    let wr = SendWr::new(op, data).wr_id(2).fence();
-    solo.post_wr(&wr).expect("a good request");
+    solo.post_wr(&SendWr::new(op, SendData::Inline(&[])).wr_id(2).fence()).expect("a good request");
     assert_eq!(solo.sent().len(), 1);
     drain(&mut solo, true);
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[1; 8]);
@@ -211,8 +206,7 @@ fn another_path_is_taken_with_the_psns_that_are_due() {
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     receive_at(&mut solo, 3, &ack);
     assert_eq!(solo.completed(), [(2, WcStatus::Success)]);
-    let list = [solo.sge(0, 256)];
-    solo.post_recv(3, &list);
+    solo.post_recv(3, &[solo.sge(0, 256)]);
     let request = solo.request(Op::RC_SEND_ONLY, 0, &[&[1; 8]]);
     receive_at(&mut solo, 2, &request);
     assert!(solo.completed().is_empty());

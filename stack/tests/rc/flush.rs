@@ -66,9 +66,7 @@ fn an_atomic_write_carries_its_eight_bytes_from_a_list_or_inline() {
     solo.end.host.arena[100..108].copy_from_slice(b"listlist");
     let halves = [solo.sge(100, 4), solo.sge(104, 4)];
     solo.post(1, STORE, &halves);
-    let data = SendData::Inline(b"inlineWR");
-    let inline = SendWr::new(STORE, data).wr_id(2);
-    solo.post_wr(&inline).unwrap();
+    solo.post_wr(&SendWr::new(STORE, SendData::Inline(b"inlineWR")).wr_id(2)).unwrap();
     for (packet, bytes) in solo.packets().iter().zip([b"listlist", b"inlineWR"]) {
         let packet = Packet::parse(packet).unwrap();
         assert_eq!((packet.bth().opcode, packet.bth().ack_req), (Op::RC_ATOMIC_WRITE, true));
@@ -129,8 +127,7 @@ fn they_count_among_the_reads_that_may_be_outstanding() {
 fn what_is_fenced_waits_for_them() {
     let mut solo = Solo::new(&setup());
     solo.post(1, flush(8), &[]);
-    let list = [solo.sge(0, 4)];
-    let (op, data) = (SendOp::Send { imm: None }, SendData::Sges(&list));
+    let (op, data) = (SendOp::Send { imm: None }, SendData::Sges(&[solo.sge(0, 4)]));
     solo.post_wr(&SendWr::new(op, data).wr_id(2).fence()).unwrap();
     assert_eq!(solo.sent(), ["FLUSH #0"]);
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[]);
@@ -326,8 +323,7 @@ fn a_flush_is_refused_for_the_reason_that_rxe_names() {
         assert_eq!(flush(&setup(), &plain), access);
     }
     let vouched = |solo: &mut Solo| {
-        let all = FLUSHABLE.with(Access::FLUSH_PERSISTENT);
-        let key = solo.end.host.register(0, 4096, all);
+        let key = solo.end.host.register(0, 4096, FLUSHABLE.with(Access::FLUSH_PERSISTENT));
         flush_of(3, 0, BASE, key, 8)
     };
     assert_eq!(flush(&setup(), &vouched), access);

@@ -38,23 +38,19 @@ fn live() -> (Solo, Key) {
     windows(&mut solo);
     let (start, span) = (OPEN.start as u64, OPEN.len() as u64);
     let open = solo.end.host.register(start, span, Access::ALL);
-    let data = pattern(solo.setup.arena, 1);
-    solo.end.host.arena.copy_from_slice(&data);
+    solo.end.host.arena.copy_from_slice(&pattern(solo.setup.arena, 1));
     // Received: half of a SEND, with more to come. Answered: a READ and an atomic.
     for wr_id in 0..4 {
-        let list = [solo.sge(16_384 + 1024 * wr_id, 700)];
-        solo.post_recv(wr_id, &list);
+        solo.post_recv(wr_id, &[solo.sge(16_384 + 1024 * wr_id, 700)]);
     }
-    let header = at(open, 0, 600);
-    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&header]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&at(open, 0, 600)]);
     let mut atomic = at(open, 1024, 0)[..12].to_vec();
     atomic.extend_from_slice(&[0; 16]);
     solo.receive_request(Op::RC_FETCH_ADD, 3, &[&atomic]);
     solo.sent();
     // In flight: a SEND, a READ that is half answered, an atomic, a WRITE.
     solo.send(10, 600);
-    let list = [solo.sge(32_768, 1000)];
-    solo.post(11, SendOp::Read { remote: 0x9000, rkey: Key(0x99) }, &list);
+    solo.post(11, SendOp::Read { remote: 0x9000, rkey: Key(0x99) }, &[solo.sge(32_768, 1000)]);
     solo.add(12, 40_960);
     solo.post(13, SendOp::Write { remote: 0x9000, rkey: Key(9), imm: None }, &[solo.sge(0, 300)]);
     solo.sent();
@@ -249,8 +245,7 @@ fn a_broken_queue_pair_breaks_no_other() {
     assert_eq!(solo.state(), QpState::Err);
     solo.end.qpn = other;
     solo.send(1, 4);
-    let header = solo.reth(0, 4);
-    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&header, &[7; 4]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&solo.reth(0, 4), &[7; 4]]);
     assert_eq!(solo.sent(), ["SEND_ONLY #0 4B ack", "ACK #0"]);
 }
 
@@ -263,8 +258,7 @@ fn a_read_of_everything_at_the_smallest_mtu_is_answered_in_turns() {
     assert_eq!(solo.sent(), ["NAK #0 access"]);
     let mut solo = Solo::script();
     let len = solo.setup.arena as u32;
-    let header = solo.reth(0, len);
-    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&header]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&solo.reth(0, len)]);
     let end = &mut solo.end;
     for _ in 0..4 {
         end.engine.poll_transmit(solo.now, 10, &mut end.host, &mut end.out);

@@ -119,8 +119,7 @@ fn every_damaged_bit_is_noticed() {
         }
         assert!(solo.sent().is_empty(), "bit {bit}");
     }
-    let drops = solo.end.engine.drops();
-    assert!(drops.icrc > 100);
+    assert!(solo.end.engine.drops().icrc > 100);
 }
 
 #[test]
@@ -170,8 +169,7 @@ fn the_source_port_may_change_and_is_covered() {
         let header = solo.reth(0, 0);
         let mut packet = solo.request(Op::RC_RDMA_WRITE_ONLY, psn as i64, &[&header]);
         let (IpAddr::V4(src), IpAddr::V4(dst)) = (addr(2), addr(1)) else { unreachable!() };
-        let ip = IpFields::V4 { src, dst, id: 0, flags: DF };
-        Template::new(&ip, port).seal(&mut packet);
+        Template::new(&IpFields::V4 { src, dst, id: 0, flags: DF }, port).seal(&mut packet);
         let mut datagram = Datagram {
             bytes: &packet,
             src: addr(2),
@@ -215,8 +213,7 @@ fn an_identification_that_is_read_must_be_right() {
 fn a_wrong_hint_is_solved_below_the_segment_limit() {
     let mut solo = Solo::script();
     for (psn, (hint, id)) in [(0, 0), (0, 1), (0, 127), (5, 2), (3, 14)].into_iter().enumerate() {
-        let packet = numbered(&solo, psn as i64, id, DF);
-        solo.receive_from(addr(2), addr(1), IpId::Hint(hint), &packet);
+        solo.receive_from(addr(2), addr(1), IpId::Hint(hint), &numbered(&solo, psn as i64, id, DF));
         assert_eq!(solo.sent(), [format!("ACK #{psn}")]);
     }
     assert_eq!(solo.end.engine.counters().icrc_id_solved, 4);

@@ -50,8 +50,7 @@ fn a_queue_pair_that_has_nothing_to_send_is_limited_by_its_program() {
 fn a_queue_pair_that_only_answers_is_not_limited() {
     let mut solo = Solo::script();
     for psn in 0..3 {
-        let header = solo.reth(0, 1);
-        solo.receive_request(Opcode::RC_RDMA_WRITE_ONLY, psn, &[&header, &[1]]);
+        solo.receive_request(Opcode::RC_RDMA_WRITE_ONLY, psn, &[&solo.reth(0, 1), &[1]]);
         assert_eq!(turn(&mut solo), (1, vec![]), "it has no request to send");
     }
 }

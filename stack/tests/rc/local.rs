@@ -53,8 +53,7 @@ fn lists_are_gathered_and_scattered_at_any_border() {
         let read: u32 = room.iter().sum();
         pair.ends[1].host.arena[20_000..20_000 + read as usize]
             .copy_from_slice(&data[..read as usize]);
-        let op = SendOp::Read { remote: BASE + 20_000, rkey: keys[1] };
-        pair.send(0, 2, op, &back);
+        pair.send(0, 2, SendOp::Read { remote: BASE + 20_000, rkey: keys[1] }, &back);
         pair.run();
         assert_eq!(bytes(&back, &pair.ends[0].host.arena), data[..read as usize]);
     }
@@ -72,8 +71,7 @@ fn inline_data_is_copied_when_posted() {
     assert_eq!(packets[0][28..92], [7; 64]);
     assert_eq!(packets[1][12..15], [9; 3]);
     // No region is involved: it works without any, also in a retransmission.
-    let key = solo.key;
-    solo.end.host.regions.remove(key);
+    solo.end.host.regions.remove(solo.key);
     solo.wait(4096 << 14);
     assert_eq!(solo.packets().len(), 2);
 }
@@ -204,8 +202,7 @@ fn memory_that_goes_away_before_the_response_is_a_local_error() {
     let key = solo.key;
     assert!(solo.end.engine.uses_key(key));
     solo.end.host.regions.remove(key);
-    let opcode = rocinante_stack::wire::Opcode::RC_RDMA_READ_RESPONSE_ONLY;
-    solo.receive_data(opcode, 0, &[1; 8]);
+    solo.receive_data(rocinante_stack::wire::Opcode::RC_RDMA_READ_RESPONSE_ONLY, 0, &[1; 8]);
     assert_eq!(solo.completed(), [(1, WcStatus::LocProtErr)]);
     assert!(!solo.end.engine.uses_key(key));
     assert_eq!(solo.end.host.arena[..8], [0; 8]);
@@ -217,8 +214,7 @@ fn memory_that_goes_away_in_mid_send_is_a_local_error() {
     solo.end.out.room = 1;
     solo.send(1, 600);
     assert_eq!(solo.sent(), ["SEND_FIRST #0 256B"]);
-    let key = solo.key;
-    solo.end.host.regions.remove(key);
+    solo.end.host.regions.remove(solo.key);
     assert!(solo.sent().is_empty());
     assert_eq!(solo.completed(), [(1, WcStatus::LocProtErr)]);
 }
@@ -230,8 +226,7 @@ fn a_read_that_does_not_fit_its_list_is_placed_nowhere_else() {
     let list = [solo.sge(100, 8), solo.sge(200, 4)];
     solo.post(1, SendOp::Read { remote: 0x9000, rkey: Key(9) }, &list);
     solo.sent();
-    let opcode = rocinante_stack::wire::Opcode::RC_RDMA_READ_RESPONSE_ONLY;
-    solo.receive_data(opcode, 0, &[7; 12]);
+    solo.receive_data(rocinante_stack::wire::Opcode::RC_RDMA_READ_RESPONSE_ONLY, 0, &[7; 12]);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     let arena = &solo.end.host.arena;
     assert_eq!(arena.iter().filter(|byte| **byte != 0).count(), 12);
@@ -321,8 +316,7 @@ fn packets_that_leave_together_are_planned_together() {
     };
     let mut solo = Solo::script();
     for wr_id in 0..30 {
-        let data = SendData::Inline(&[7; 32]);
-        solo.post_wr(&wr(wr_id, SEND, data)).expect("a good request");
+        solo.post_wr(&wr(wr_id, SEND, SendData::Inline(&[7; 32]))).expect("a good request");
     }
     assert_eq!(lookups(&mut solo, 30), 1);
     solo.receive_nak(10, NakCode::PsnSequenceError);

@@ -300,8 +300,7 @@ fn an_ack_during_an_rnr_wait_ends_it() {
 fn a_write_goes_back_by_whole_packets_with_the_first_header_again() {
     let mut solo = Solo::script();
     let op = SendOp::Write { remote: 0x9000, rkey: Key(0x99), imm: Some([1, 2, 3, 4]) };
-    let list = [solo.sge(0, 600)];
-    solo.post(1, op, &list);
+    solo.post(1, op, &[solo.sge(0, 600)]);
     let all = ["WRITE_FIRST #0 256B", "WRITE_MIDDLE #1 256B", "WRITE_LAST_IMM #2 88B ack"];
     assert_eq!(solo.sent(), all);
     solo.wait(TIMEOUT_14);
@@ -335,8 +334,6 @@ fn credits_and_msn_of_other_implementations_are_accepted() {
     solo.send(1, 10);
     solo.sent();
     // Hardware sends credit counts.
-    let rest = [5, 0xab, 0xcd, 0xef];
-    let packet = solo.response(Opcode::RC_ACKNOWLEDGE, 0, &[&rest]);
-    solo.receive(&packet);
+    solo.receive(&solo.response(Opcode::RC_ACKNOWLEDGE, 0, &[&[5, 0xab, 0xcd, 0xef]]));
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
 }

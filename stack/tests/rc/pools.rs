@@ -243,8 +243,7 @@ fn reads_of_all_stay_within_our_own_room() {
 
 #[test]
 fn reads_and_writes_share_without_blocking_each_other() {
-    let budget = Budget { bytes: 50 * 2304, datagrams: 50 };
-    let mut pair = Pair::new(&setup(budget));
+    let mut pair = Pair::new(&setup(Budget { bytes: 50 * 2304, datagrams: 50 }));
     let keys = pair.register();
     let read = SendOp::Read { remote: BASE, rkey: keys[1] };
     let add = SendOp::FetchAdd { remote: BASE, rkey: keys[1], add: 1 };

@@ -87,8 +87,7 @@ impl Talk {
 
     fn modify(&mut self, state: QpState) {
         let attr = QpAttr { state: Some(state), ..QpAttr::default() };
-        let qpn = self.solo.end.qpn;
-        self.solo.end.modify(qpn, &attr).expect("a legal change");
+        self.solo.end.modify(self.solo.end.qpn, &attr).expect("a legal change");
     }
 }
 
@@ -122,8 +121,7 @@ fn who_waits_or_sends_anything_else_asks() {
     }
     let mut registered = talk(&setup());
     let sges = [registered.solo.sge(0, 64)];
-    let wr = SendWr::new(wr.op, &sges);
-    assert!(registered.asks(&wr), "from registered memory");
+    assert!(registered.asks(&SendWr::new(wr.op, &sges)), "from registered memory");
 }
 
 #[test]
@@ -315,8 +313,7 @@ fn a_lost_probe_is_repeated_and_the_end_comes_when_it_was_promised() {
     // The time until it gives up, and the number of timeouts.
     let gives_up = |signaled: bool| {
         let mut talk = talk(&Setup { retry_cnt: 2, ..setup() });
-        let asks = talk.asks(&inline(7, &[5; 64]).signaled(signaled));
-        assert_eq!(asks, signaled);
+        assert_eq!(talk.asks(&inline(7, &[5; 64]).signaled(signaled)), signaled);
         let left = talk.solo.now;
         while talk.solo.state() == QpState::Rts {
             talk.solo.wait_for_timer().expect("a timer");
@@ -420,8 +417,7 @@ fn a_queue_that_is_drained_asks_at_once() {
     talk.hush(2);
     let notify = Some(true);
     let attr = QpAttr { state: Some(QpState::Sqd), sqd_async_notify: notify, ..QpAttr::default() };
-    let qpn = talk.solo.end.qpn;
-    talk.solo.end.modify(qpn, &attr).expect("from RTS");
+    talk.solo.end.modify(talk.solo.end.qpn, &attr).expect("from RTS");
     assert_eq!(talk.leaving(), [(2, true)]);
     assert_eq!(talk.solo.event(), None);
     talk.solo.receive_ack(2);
@@ -463,8 +459,7 @@ fn nothing_is_left_of_it_after_a_reset_or_destruction() {
         assert_eq!((left.in_flight_packets, left.timers, left.in_flight_lists), (0, 0, 0));
         assert_eq!((talk.solo.end.engine.poll_timeout(), talk.leaving()), (None, vec![]));
         if !destroy {
-            let setup = setup();
-            talk.solo.end.connect(qpn, 0, crate::common::PEER, &setup);
+            talk.solo.end.connect(qpn, 0, crate::common::PEER, &setup());
             talk.heard = 0;
             talk.solo.send(9, 8);
             assert_eq!(talk.leaving(), [(0, true)], "another connection begins as any");

@@ -134,8 +134,7 @@ fn a_large_read_is_cut_and_retried_with_the_same_borders() {
 
 /// Number of packets in each request of a READ of `packets`, if our own queue holds `own`.
 fn pieces(mtu: Mtu, own: Budget, packets: u32) -> Vec<u32> {
-    let setup = Setup { mtu, own: Some(own), arena: 1 << 20, ..Setup::script() };
-    let mut solo = Solo::new(&setup);
+    let mut solo = Solo::new(&Setup { mtu, own: Some(own), arena: 1 << 20, ..Setup::script() });
     solo.read(1, packets * mtu.bytes());
     let sent = solo.packets();
     let asked = sent.iter().map(|sent| Packet::parse(sent).unwrap().reth().unwrap().len);
@@ -165,8 +164,7 @@ fn a_read_asks_for_a_third_of_our_room_in_full_runs_or_for_half_of_it() {
 #[test]
 fn where_super_packets_arrive_whole_a_read_asks_for_more() {
     let own = Some(Budget { bytes: 8 << 20, datagrams: 48 });
-    let setup = Setup { mtu: Mtu::Mtu4096, own, arena: 1 << 20, ..Setup::script() };
-    let mut solo = Solo::new(&setup);
+    let mut solo = Solo::new(&Setup { mtu: Mtu::Mtu4096, own, arena: 1 << 20, ..Setup::script() });
     let asked = |solo: &mut Solo| {
         let sent = solo.packets();
         let asked = sent.iter().map(|sent| Packet::parse(sent).unwrap().reth().unwrap().len);
@@ -240,8 +238,7 @@ fn data_with_a_nak_in_its_header_is_ignored() {
     solo.read(1, 4);
     solo.sent();
     let aeth = [Syndrome::nak(NakCode::RemoteAccessError).0, 0, 0, 0];
-    let packet = solo.response(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[&aeth, &[1; 4]]);
-    solo.receive(&packet);
+    solo.receive(&solo.response(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[&aeth, &[1; 4]]));
     assert_eq!(solo.end.engine.drops().bad_syndrome, 1);
     assert!(solo.completed().is_empty());
 }
@@ -278,10 +275,8 @@ fn a_fence_waits_for_reads_and_atomics() {
     let mut solo = Solo::script();
     solo.read(1, 8);
     solo.add(2, 64);
-    let list = [solo.sge(0, 8)];
-    let data = SendData::Sges(&list);
-    let op = SendOp::Send { imm: None };
-    let fenced = SendWr::new(op, data).wr_id(3).fence();
+    let data = SendData::Sges(&[solo.sge(0, 8)]);
+    let fenced = SendWr::new(SendOp::Send { imm: None }, data).wr_id(3).fence();
     solo.post_wr(&fenced).unwrap();
     solo.send(4, 8);
     assert_eq!(solo.sent(), ["READ #0 @9000+8", "FETCH_ADD #1"]);
@@ -303,8 +298,7 @@ fn answered(n: i64) -> Solo {
     let mut solo = Solo::new(&Setup { rd_atomic: 4, ..Setup::script() });
     for psn in 0..n {
         solo.end.host.arena[psn as usize * 8] = psn as u8 + 1;
-        let reth = solo.reth(psn as u64 * 8, 8);
-        solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&reth]);
+        solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&solo.reth(psn as u64 * 8, 8)]);
         assert_eq!(solo.sent(), [format!("READ_ONLY #{psn} 8B")]);
     }
     solo
@@ -370,15 +364,13 @@ fn a_duplicate_atomic_is_replayed_and_not_executed_again() {
 fn records_are_kept_until_as_many_came_after_them() {
     let mut solo = answered(6);
     for psn in 0..6 {
-        let reth = solo.reth(psn as u64 * 8, 8);
-        solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&reth]);
+        solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&solo.reth(psn as u64 * 8, 8)]);
         let expected: &[&str] = if psn < 2 { &[] } else { &["x"] };
         assert_eq!(solo.sent().len(), expected.len(), "PSN {psn}");
     }
     assert_eq!(solo.end.engine.drops().stale_duplicate, 2);
     // Responder resources are used again after they wrap, and a new request still finds one.
-    let reth = solo.reth(0, 8);
-    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 6, &[&reth]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 6, &[&solo.reth(0, 8)]);
     assert_eq!(solo.sent(), ["READ_ONLY #6 8B"]);
 }
 
@@ -395,8 +387,7 @@ fn a_duplicate_that_does_not_match_its_record_is_dropped() {
     for reth in &wrong {
         solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[reth]);
     }
-    let eth = solo.atomic_eth(0, 1, 1);
-    solo.receive_request(Op::RC_FETCH_ADD, 0, &[&eth]);
+    solo.receive_request(Op::RC_FETCH_ADD, 0, &[&solo.atomic_eth(0, 1, 1)]);
     assert!(solo.sent().is_empty());
     assert_eq!(solo.end.engine.drops().stale_duplicate, 6);
 }
@@ -409,8 +400,7 @@ fn a_part_of_a_read_can_be_repeated() {
     let all =
         ["READ_FIRST #0 256B", "READ_MIDDLE #1 256B", "READ_MIDDLE #2 256B", "READ_LAST #3 232B"];
     assert_eq!(solo.sent(), all);
-    let rest = solo.reth(512, 488);
-    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 2, &[&rest]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 2, &[&solo.reth(512, 488)]);
     assert_eq!(solo.sent(), ["READ_FIRST #2 256B", "READ_LAST #3 232B"]);
     let middle = solo.reth(256, 256);
     solo.receive_request(Op::RC_RDMA_READ_REQUEST, 1, &[&middle]);
@@ -440,8 +430,7 @@ fn the_pad_of_a_response_is_zero_whatever_was_in_the_frame() {
     for len in (0..=5).chain(253..=261).chain(509..=517) {
         let mut solo = Solo::script();
         solo.end.host.arena.fill(7);
-        let reth = solo.reth(0, len);
-        solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&reth]);
+        solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&solo.reth(0, len)]);
         let mut rest = len as usize;
         for bytes in solo.packets() {
             let packet = Packet::parse(&bytes).expect("a packet of ours");
@@ -476,8 +465,7 @@ fn a_duplicate_while_the_ring_is_full_and_the_first_answer_is_under_way() {
 fn more_reads_than_agreed_are_an_invalid_request_after_the_answers_owed() {
     let mut solo = Solo::new(&Setup { rd_atomic: 2, ..Setup::script() });
     for psn in 0..3 {
-        let reth = solo.reth(psn as u64 * 8, 8);
-        solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&reth]);
+        solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&solo.reth(psn as u64 * 8, 8)]);
     }
     assert_eq!(solo.sent(), ["READ_ONLY #0 8B", "READ_ONLY #1 8B", "NAK #2 invalid"]);
 
@@ -523,8 +511,7 @@ fn a_region_that_goes_away_under_a_read_ends_it_with_a_nak_at_that_packet() {
     solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&read]);
     solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 3, &[&write, &[1; 4]]);
     assert_eq!(solo.sent(), ["READ_FIRST #0 256B"]);
-    let key = solo.key;
-    solo.end.host.regions.remove(key);
+    solo.end.host.regions.remove(solo.key);
     assert_eq!(solo.sent(), ["NAK #1 access"]);
     assert_eq!(solo.event(), Some(rocinante_stack::verbs::QpEvent::AccessErr));
     assert_eq!(solo.state(), rocinante_stack::verbs::QpState::Err);
@@ -537,8 +524,7 @@ fn a_region_that_goes_away_under_a_read_ends_it_with_a_nak_at_that_packet() {
 fn a_late_duplicate_of_a_read_does_no_harm_when_its_region_is_gone() {
     let mut solo = answered(1);
     let reth = solo.reth(0, 8);
-    let key = solo.key;
-    solo.end.host.regions.remove(key);
+    solo.end.host.regions.remove(solo.key);
     solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&reth]);
     assert!(solo.sent().is_empty());
     assert_eq!(solo.event(), None);

@@ -9,8 +9,7 @@ use rocinante_stack::wire::Opcode as Op;
 /// The NAK that a single bad request gets, as the first bad one after `before`, and the event.
 fn refused(before: &[(Op, &[&[u8]])], opcode: Op, rest: &[&[u8]]) -> (String, Option<QpEvent>) {
     let mut solo = Solo::script();
-    let list = [solo.sge(0, 4096)];
-    solo.post_recv(1, &list);
+    solo.post_recv(1, &[solo.sge(0, 4096)]);
     refused_by(&mut solo, before, opcode, rest)
 }
 
@@ -210,8 +209,7 @@ fn memory_that_is_not_the_peers_is_an_access_error() {
 #[test]
 fn a_long_write_is_checked_whole_before_its_first_byte() {
     let mut solo = Solo::script();
-    let len = solo.setup.arena as u32;
-    let header = solo.reth(256, len);
+    let header = solo.reth(256, solo.setup.arena as u32);
     let refusal = refused_by(&mut solo, &[], Op::RC_RDMA_WRITE_FIRST, &[&header, &[0xff; 256]]);
     assert_eq!(refusal.0, "NAK #0 access");
     assert!(solo.end.host.arena.iter().all(|byte| *byte == 0));
@@ -220,10 +218,8 @@ fn a_long_write_is_checked_whole_before_its_first_byte() {
 #[test]
 fn a_region_that_goes_away_in_mid_write_ends_it() {
     let mut solo = Solo::script();
-    let header = solo.reth(0, 600);
-    solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&header, &[1; 256]]);
-    let key = solo.key;
-    solo.end.host.regions.remove(key);
+    solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&solo.reth(0, 600), &[1; 256]]);
+    solo.end.host.regions.remove(solo.key);
     solo.receive_request(Op::RC_RDMA_WRITE_MIDDLE, 1, &[&[2; 256]]);
     assert_eq!(solo.sent(), ["NAK #1 access"]);
     assert_eq!(solo.end.host.arena[255..257], [1, 0]);
@@ -288,8 +284,7 @@ fn a_receive_that_is_too_small_fails_on_both_sides() {
     }
     // Also in the middle of a message.
     let mut solo = Solo::script();
-    let list = [solo.sge(0, 300)];
-    solo.post_recv(1, &list);
+    solo.post_recv(1, &[solo.sge(0, 300)]);
     solo.receive_request(Op::RC_SEND_FIRST, 0, &[&[1; 256]]);
     solo.receive_request(Op::RC_SEND_LAST, 1, &[&[1; 45]]);
     assert_eq!(solo.sent(), [invalid(1)]);
@@ -300,10 +295,8 @@ fn a_receive_that_is_too_small_fails_on_both_sides() {
 #[test]
 fn a_receive_whose_memory_is_gone_is_an_operational_error() {
     let mut solo = Solo::script();
-    let list = [solo.sge(0, 100)];
-    solo.post_recv(1, &list);
-    let key = solo.key;
-    solo.end.host.regions.remove(key);
+    solo.post_recv(1, &[solo.sge(0, 100)]);
+    solo.end.host.regions.remove(solo.key);
     solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
     assert_eq!(solo.sent(), ["NAK #0 operational"]);
     assert_eq!(solo.completed(), [(1, WcStatus::LocProtErr)]);
@@ -317,8 +310,7 @@ fn without_a_receive_there_is_an_rnr_nak_each_time_and_silence_between() {
         solo.receive_request(Op::RC_SEND_ONLY, 1, &[&[2; 10]]);
         assert_eq!(solo.sent(), ["RNR #0 timer 12"]);
     }
-    let list = [solo.sge(0, 100)];
-    solo.post_recv(7, &list);
+    solo.post_recv(7, &[solo.sge(0, 100)]);
     solo.receive_request(Op::RC_SEND_ONLY, 1, &[&[2; 10]]);
     assert!(solo.sent().is_empty());
     solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
@@ -330,8 +322,7 @@ fn without_a_receive_there_is_an_rnr_nak_each_time_and_silence_between() {
 #[test]
 fn a_write_with_immediate_waits_for_a_receive_at_its_end() {
     let mut solo = Solo::script();
-    let header = solo.reth(0, 300);
-    solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&header, &[1; 256]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&solo.reth(0, 300), &[1; 256]]);
     let last: &[&[u8]] = &[&[4, 3, 2, 1], &[2; 44]];
     solo.receive_request(Op::RC_RDMA_WRITE_LAST_WITH_IMMEDIATE, 1, last);
     assert_eq!(solo.sent(), ["RNR #1 timer 12"]);
@@ -349,8 +340,7 @@ fn an_rnr_nak_that_has_not_left_is_withdrawn_when_the_receive_comes_in_time() {
     solo.end.out.room = 0;
     solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
     assert!(solo.sent().is_empty());
-    let list = [solo.sge(0, 100)];
-    solo.post_recv(7, &list);
+    solo.post_recv(7, &[solo.sge(0, 100)]);
     solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
     solo.end.out.room = 10;
     assert_eq!(solo.sent(), ["ACK #0"]);
@@ -359,8 +349,7 @@ fn an_rnr_nak_that_has_not_left_is_withdrawn_when_the_receive_comes_in_time() {
 #[test]
 fn a_gap_is_reported_once_each_time_that_the_peer_goes_back() {
     let mut solo = Solo::script();
-    let header = solo.reth(0, 1000);
-    solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&header, &[1; 256]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&solo.reth(0, 1000), &[1; 256]]);
     assert_eq!(solo.sent(), ["ACK #0"]);
     for psn in [2, 3, 4, 5] {
         solo.receive_request(Op::RC_RDMA_WRITE_MIDDLE, psn, &[&[9; 256]]);
@@ -426,8 +415,7 @@ fn the_acknowledgement_owed_behind_an_atomic_or_a_read_leaves_after_its_response
             }
         };
         let write = |solo: &mut Solo, psn| {
-            let header = solo.reth(2000, 4);
-            solo.receive_request(Op::RC_RDMA_WRITE_ONLY, psn, &[&header, &[1; 4]]);
+            solo.receive_request(Op::RC_RDMA_WRITE_ONLY, psn, &[&solo.reth(2000, 4), &[1; 4]]);
         };
         let begins = |sent: &[String]| -> Vec<String> {
             let words = sent.iter().map(|sent| sent.split(' ').take(2).collect::<Vec<_>>());

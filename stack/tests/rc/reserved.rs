@@ -14,8 +14,7 @@ fn solo(qps: usize, answers: u32, quantum: u32) -> Solo {
     let setup = Setup { qps, own, quantum, ..Setup::script() };
     let mut solo = Solo::new(&setup);
     for qp in 1..qps {
-        let qpn = solo.end.qpns[qp];
-        solo.end.connect(qpn, 0, Qpn::new(0x77 + qp as u32), &setup);
+        solo.end.connect(solo.end.qpns[qp], 0, Qpn::new(0x77 + qp as u32), &setup);
     }
     solo
 }
@@ -43,8 +42,7 @@ fn a_queue_pair_that_waits_for_a_receive_reserves_nothing() {
 fn a_read_behind_a_quiet_write_ends_its_reservation() {
     let mut solo = solo(2, 2, 64);
     solo.know_round_trip(1000);
-    let header = solo.reth(0, 1);
-    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&header, &[1]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&solo.reth(0, 1), &[1]]);
     let op = SendOp::Write { remote: BASE, rkey: Key(0x99), imm: None };
     let quiet = SendWr::new(op, SendData::Inline(&[5; 8])).signaled(false);
     solo.post_wr(&quiet).expect("a good request");
@@ -69,8 +67,7 @@ fn the_first_packet_of_a_connection_reserves_an_answer_if_it_does_not_ask() {
     for qp in [1, 2] {
         other(&mut solo, qp, |solo| solo.read(2, 10));
     }
-    let rest = ["READ #0 @9000+10", "SEND_MIDDLE #1 256B", "SEND_LAST #2 88B ack"];
-    assert_eq!(solo.sent(), rest);
+    assert_eq!(solo.sent(), ["READ #0 @9000+10", "SEND_MIDDLE #1 256B", "SEND_LAST #2 88B ack"]);
     solo.receive_ack(2);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     assert_eq!(solo.sent(), ["READ #0 @9000+10"], "the other one");

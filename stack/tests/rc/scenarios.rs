@@ -166,8 +166,7 @@ fn half_of_the_numbers_are_old_and_half_are_to_come() {
 #[test]
 fn a_gap_in_the_middle_of_a_send_is_reported_and_the_message_goes_on() {
     let mut solo = Solo::script();
-    let list = [solo.sge(0, 1000)];
-    solo.post_recv(1, &list);
+    solo.post_recv(1, &[solo.sge(0, 1000)]);
     solo.receive_request(Op::RC_SEND_FIRST, 0, &[&[1; 256]]);
     solo.receive_request(Op::RC_SEND_LAST, 2, &[&[3; 10]]);
     assert_eq!(solo.sent(), ["NAK #1 sequence"]);
@@ -274,8 +273,7 @@ fn an_ack_with_more_behind_it_is_still_an_ack() {
     solo.send(1, 10);
     solo.sent();
     let aeth = [Syndrome::ACK_UNLIMITED.0, 0, 0, 0];
-    let packet = solo.response(Op::RC_ACKNOWLEDGE, 0, &[&aeth, &[0xaa; 64]]);
-    solo.receive(&packet);
+    solo.receive(&solo.response(Op::RC_ACKNOWLEDGE, 0, &[&aeth, &[0xaa; 64]]));
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     assert!(solo.end.host.arena.iter().all(|byte| *byte == 0));
 }
@@ -305,8 +303,7 @@ fn the_length_of_each_opcode_is_checked_against_its_place() {
         (Op::RC_SEND_ONLY_WITH_IMMEDIATE, false, 257),
     ] {
         let mut solo = Solo::script();
-        let list = [solo.sge(0, 4096)];
-        solo.post_recv(1, &list);
+        solo.post_recv(1, &[solo.sge(0, 4096)]);
         let header = solo.reth(0, len.max(4));
         let payload = vec![1; len as usize];
         let mut rest: Vec<&[u8]> = if with_reth { vec![&header] } else { vec![] };
@@ -442,8 +439,7 @@ fn immediate_data_without_a_receive_waits_and_is_delivered_once() {
         solo.receive_request(opcode, 0, rest);
         assert_eq!(solo.sent(), ["RNR #0 timer 12"], "{opcode:?}");
         assert!(solo.end.host.arena.iter().all(|byte| *byte == 0));
-        let list = [solo.sge(0, 64)];
-        solo.post_recv(7, &list);
+        solo.post_recv(7, &[solo.sge(0, 64)]);
         solo.receive_request(opcode, 0, rest);
         solo.receive_request(opcode, 0, rest);
         let cqes = std::mem::take(&mut solo.end.host.completions);
@@ -461,8 +457,7 @@ fn no_receive_at_the_beginning_of_a_long_send_places_nothing() {
     solo.receive_request(Op::RC_SEND_FIRST, 0, &[&[1; 256]]);
     solo.receive_request(Op::RC_SEND_LAST, 1, &[&[2; 10]]);
     assert_eq!(solo.sent(), ["RNR #0 timer 12"]);
-    let list = [solo.sge(0, 300)];
-    solo.post_recv(1, &list);
+    solo.post_recv(1, &[solo.sge(0, 300)]);
     solo.receive_request(Op::RC_SEND_FIRST, 0, &[&[1; 256]]);
     solo.receive_request(Op::RC_SEND_LAST, 1, &[&[2; 10]]);
     assert_eq!(solo.sent(), ["ACK #1"]);
@@ -504,8 +499,7 @@ fn an_earlier_duplicate_is_answered_first() {
 #[test]
 fn only_a_write_with_immediate_that_succeeds_takes_a_receive() {
     let mut solo = Solo::script();
-    let list = [solo.sge(0, 64)];
-    solo.post_recv(1, &list);
+    solo.post_recv(1, &[solo.sge(0, 64)]);
     let (good, bad) = (solo.reth(64, 4), reth(BASE, Key(0x1234_5600), 4));
     solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&good, &[1; 4]]);
     assert_eq!(solo.sent(), ["ACK #0"]);

@@ -55,8 +55,7 @@ fn what_is_held_already_is_not_held_twice_and_keeps_its_first_bytes() {
     let mut solo = solo();
     receive_write(&mut solo, 1, 2);
     solo.sent();
-    let header = solo.reth(512, 1);
-    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&header, &[99]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&solo.reth(512, 1), &[99]]);
     assert_eq!(solo.sent(), ["NAK #0 sequence holds [1]"], "it asked");
     receive_write(&mut solo, 0, 1);
     assert_eq!(written(&solo), [1, 2]);
@@ -87,8 +86,7 @@ fn without_a_receive_everything_behind_is_to_come_again() {
     receive_write(&mut solo, 2, 3);
     assert!(solo.sent().is_empty(), "silence until the SEND comes");
     assert_eq!(written(&solo), [1]);
-    let list = [solo.sge(0, 8)];
-    solo.post_recv(7, &list);
+    solo.post_recv(7, &[solo.sge(0, 8)]);
     solo.receive_request(Op::RC_SEND_ONLY, 1, &[&[1]]);
     assert_eq!(solo.completed(), [(7, WcStatus::Success)]);
     assert_eq!(written(&solo), [1], "#2 was not held");
@@ -104,8 +102,7 @@ fn what_was_dropped_for_want_of_a_receive_is_not_reported_as_the_next_gap() {
     solo.sent();
     receive_write(&mut solo, 0, 1);
     assert_eq!(solo.sent(), ["RNR #1 timer 12"]);
-    let list = [solo.sge(0, 8)];
-    solo.post_recv(7, &list);
+    solo.post_recv(7, &[solo.sge(0, 8)]);
     solo.receive_request(Op::RC_SEND_ONLY, 1, &[&[1]]);
     assert_eq!(solo.sent(), ["ACK #1"]);
     let reported = solo.end.engine.counters().sent_seq_err;
@@ -347,8 +344,7 @@ fn a_lost_answer_to_a_repair_is_asked_for() {
     let mut solo = solo();
     solo.know_round_trip(10_000);
     let op = SendOp::Write { remote: 0x9000, rkey: Key(9), imm: None };
-    let list = [solo.sge(0, 2048)];
-    solo.post(2, op, &list);
+    solo.post(2, op, &[solo.sge(0, 2048)]);
     let first = solo.sent();
     assert!(
         first[..7].iter().all(|packet| !packet.ends_with("ack")),
@@ -477,10 +473,8 @@ fn what_goes_again_alone_is_the_packet_that_was_lost() {
         let mut solo = solo();
         let data = pattern(1000, 7);
         solo.end.host.arena[..1000].copy_from_slice(&data);
-        let list = [solo.sge(0, len)];
-        let data = SendData::Sges(&list);
-        let wr = SendWr::new(op, data).wr_id(1).solicited();
-        solo.post_wr(&wr).unwrap();
+        let data = SendData::Sges(&[solo.sge(0, len)]);
+        solo.post_wr(&SendWr::new(op, data).wr_id(1).solicited()).unwrap();
         let first = solo.packets();
         solo.send(2, 10);
         solo.packets();

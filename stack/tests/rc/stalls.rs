@@ -141,8 +141,7 @@ fn what_is_sent_again_late_is_waited_for_as_long() {
 #[test]
 fn a_responder_that_stands_still_answers_everything_once() {
     const ATOMICS: u64 = 100;
-    let setup = Setup { depth: 256, ..Setup::default() };
-    let mut pair = Pair::new(&setup);
+    let mut pair = Pair::new(&Setup { depth: 256, ..Setup::default() });
     let keys = pair.register();
     for number in 0..ATOMICS {
         let op = SendOp::FetchAdd { remote: crate::common::BASE, rkey: keys[1], add: 1 };
@@ -198,7 +197,6 @@ fn a_post_is_not_urgent_while_requests_wait_for_room_or_an_answer() {
     // A request posted to a broken queue pair is not in flight.
     solo.send(2, 10);
     let qpn = solo.end.qpn;
-    let broken = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
-    solo.end.modify(qpn, &broken).unwrap();
+    solo.end.modify(qpn, &QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap();
     assert_eq!(urgency(&solo), Urgency::Now);
 }

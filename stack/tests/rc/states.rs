@@ -163,8 +163,7 @@ fn access_and_rnr_timer_can_change_while_it_runs() {
     assert_eq!(solo.sent(), ["RNR #0 timer 5"]);
     solo.post_recv(1, &[]);
     solo.receive_request(Op::RC_SEND_ONLY, 0, &[]);
-    let header = solo.reth(0, 4);
-    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 1, &[&header]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 1, &[&solo.reth(0, 4)]);
     assert_eq!(solo.sent(), ["NAK #1 invalid"]);
 }
 
@@ -266,8 +265,7 @@ fn unsignaled_requests_complete_only_when_flushed() {
     solo.receive_ack(1);
     assert_eq!(solo.completed(), [(2, WcStatus::Success)]);
     assert_eq!(solo.end.host.sends_retired, 2);
-    let qpn = solo.end.qpn;
-    solo.end.modify(qpn, &to(QpState::Err)).unwrap();
+    solo.end.modify(solo.end.qpn, &to(QpState::Err)).unwrap();
     assert_eq!(solo.completed(), [(3, WcStatus::WrFlushErr)]);
 }
 
@@ -347,12 +345,10 @@ fn a_destroyed_queue_pair_leaves_nothing_behind() {
 
 #[test]
 fn a_peer_that_is_destroyed_costs_its_partner_the_retries() {
-    let setup = Setup { retry_cnt: 2, ..Setup::default() };
-    let mut pair = Pair::new(&setup);
+    let mut pair = Pair::new(&Setup { retry_cnt: 2, ..Setup::default() });
     let keys = pair.register();
     let list = [crate::common::sge(0, 1 << 20, keys[0])];
-    let op = SendOp::Write { remote: crate::common::BASE, rkey: keys[1], imm: None };
-    pair.send(0, 1, op, &list);
+    pair.send(0, 1, SendOp::Write { remote: crate::common::BASE, rkey: keys[1], imm: None }, &list);
     pair.run_until(|pair| pair.delivered > 20);
     let end = &mut pair.ends[1];
     end.engine.destroy_qp(end.qpn).unwrap();

@@ -23,8 +23,7 @@ fn it_wraps_in_every_position_of_every_operation() {
             pair.recv(1, 9, &[sge(0, len, keys[1])]);
             let (remote, rkey) = (BASE + 4096, keys[1]);
             pair.send(0, 1, SendOp::Send { imm: None }, &[sge(0, len, keys[0])]);
-            let write = SendOp::Write { remote, rkey, imm: None };
-            pair.send(0, 2, write, &[sge(0, len, keys[0])]);
+            pair.send(0, 2, SendOp::Write { remote, rkey, imm: None }, &[sge(0, len, keys[0])]);
             pair.send(0, 3, SendOp::Read { remote, rkey }, &[sge(8192, len, keys[0])]);
             let add = SendOp::FetchAdd { remote: BASE + 16_384, rkey, add: 7 };
             pair.send(0, 4, add, &[sge(16_384, 8, keys[0])]);
@@ -46,8 +45,7 @@ fn it_wraps_in_every_position_of_every_operation() {
 #[test]
 fn a_wrap_in_the_middle_of_a_stream_costs_nothing() {
     for start in (0xff_ff00..0x100_0000u32).step_by(37) {
-        let setup = Setup { mtu: Mtu::Mtu256, psn: [start, 0], ..Setup::default() };
-        let mut pair = Pair::new(&setup);
+        let mut pair = Pair::new(&Setup { mtu: Mtu::Mtu256, psn: [start, 0], ..Setup::default() });
         let keys = pair.register();
         for n in 0..8 {
             let op = SendOp::Write { remote: BASE, rkey: keys[1], imm: None };

@@ -8,8 +8,7 @@ use super::*;
 fn datagrams_leave_as_fast_as_the_receiver_said() {
     for qp_type in [QpType::Ud, QpType::Uc] {
         let took = [false, true].map(|ours| {
-            let setup = Setup { depth: 2048, ..strangers(qp_type) };
-            let mut solo = Solo::new(&setup);
+            let mut solo = Solo::new(&Setup { depth: 2048, ..strangers(qp_type) });
             let post = |solo: &mut Solo, count: usize| match qp_type {
                 QpType::Ud => {
                     let ah = handle_of(&mut solo.end, addr(2));
@@ -108,8 +107,7 @@ fn whoever_learns_when_nothing_is_lost() {
             random ^= random << 17;
             random % below
         };
-        let setup = Setup { arena: 1 << 20, retry_cnt: 7, ..strangers(QpType::Rc) };
-        let mut pair = Pair::new(&setup);
+        let mut pair = Pair::new(&Setup { arena: 1 << 20, retry_cnt: 7, ..strangers(QpType::Rc) });
         let keys = pair.register();
         let messages = 12;
         let bytes = pattern(256 << 10, 7);

@@ -153,8 +153,7 @@ fn a_peer_at_another_address_is_a_stranger_again() {
     another(&mut solo, peer);
     assert_eq!(kind(&solo.end), PeerKind::Standard);
     solo.end.modify(qpn, &to(QpState::Rts)).unwrap();
-    let key = solo.key;
-    let list = [sge(0, 8, key)];
+    let list = [sge(0, 8, solo.key)];
     let wr = SendWr::new(SendOp::Send { imm: None }, SendData::Sges(&list));
     for _ in 0..40 {
         solo.end.engine.post_send(qpn, &wr, &mut solo.end.host).unwrap();
@@ -368,8 +367,7 @@ fn absurd_answers_do_no_harm() {
 fn a_number_beyond_the_slots_stays_a_strangers() {
     let mut solo = Solo::new(&strangers(QpType::Rc));
     let (setup, qpn) = (solo.setup.clone(), solo.end.qpn);
-    let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
-    solo.end.modify(qpn, &reset).unwrap();
+    solo.end.modify(qpn, &QpAttr { state: Some(QpState::Reset), ..QpAttr::default() }).unwrap();
     solo.end.connect(qpn, 0, Qpn::new(0x01_0077), &setup);
     solo.send(1, 10);
     let tid = questions(&solo.packets())[0];
@@ -393,8 +391,7 @@ fn who_does_not_answer_any_more_is_a_stranger_again() {
         solo.packets();
     }
     let (setup, qpn) = (solo.setup.clone(), solo.end.qpn);
-    let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
-    solo.end.modify(qpn, &reset).unwrap();
+    solo.end.modify(qpn, &QpAttr { state: Some(QpState::Reset), ..QpAttr::default() }).unwrap();
     solo.end.connect(qpn, 0, common::PEER, &setup);
     solo.send(2, 10);
     assert_eq!(questions(&solo.packets()), [0; 0], "ten minutes are not over");
@@ -496,8 +493,7 @@ fn so_many_peers_are_remembered_and_no_more() {
     let mut solo = Solo::new(&strangers(QpType::Ud));
     let mut asked = 0;
     for n in 0..5000u32 {
-        let to = IpAddr::from((0x0b00_0000 + n).to_be_bytes());
-        let ah = handle_of(&mut solo.end, to);
+        let ah = handle_of(&mut solo.end, IpAddr::from((0x0b00_0000 + n).to_be_bytes()));
         send_to(&mut solo.end, ah, solo.key, 1);
         asked += questions(&solo.packets()).len();
         assert!(solo.end.engine.destroy_ah(ah));

@@ -63,8 +63,7 @@ fn without_memory(solo: &mut Solo, act: impl FnOnce(&mut Solo)) {
 }
 
 fn breaks(solo: &mut Solo) {
-    let qpn = solo.end.qpn;
-    solo.end.modify(qpn, &to(QpState::Err)).unwrap();
+    solo.end.modify(solo.end.qpn, &to(QpState::Err)).unwrap();
 }
 
 /// A way in which a queue pair breaks.
@@ -100,8 +99,7 @@ const FAILURES: [Failure; 21] = [
         without_memory(solo, |solo| solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[7; 8]]));
     }),
     ("the memory of a READ is gone while it is answered", |solo| {
-        let header = solo.reth(0, 700);
-        solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&header]);
+        solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&solo.reth(0, 700)]);
         without_memory(solo, |solo| assert_eq!(solo.sent(), ["NAK #0 access"]));
     }),
     ("it breaks while responses are due", |solo| {
@@ -112,8 +110,7 @@ const FAILURES: [Failure; 21] = [
     }),
     ("more READs than were agreed", |solo| {
         for psn in 0..3 {
-            let header = solo.reth(0, 8);
-            solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&header]);
+            solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&solo.reth(0, 8)]);
         }
     }),
     ("a request is invalid", |solo| solo.receive_request(Op::RC_SEND_LAST, 0, &[&[7; 8]])),
@@ -174,8 +171,7 @@ const FAILURES: [Failure; 21] = [
         sends(solo);
     }),
     ("there is no room in the sink", |solo| {
-        let header = solo.reth(0, 700);
-        solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&header]);
+        solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&solo.reth(0, 700)]);
         solo.end.out.room = 0;
         sends(solo);
         breaks(solo);
@@ -229,8 +225,7 @@ fn fails_again_and_again(setup: &Setup, name: &str, fail: fn(&mut Solo), anew: b
         } else {
             solo.end.modify(qpn, &to(QpState::Reset)).unwrap();
         }
-        let qpn = solo.end.qpn;
-        solo.end.connect(qpn, 0, PEER, setup);
+        solo.end.connect(solo.end.qpn, 0, PEER, setup);
         let now = idle(&mut solo);
         assert_eq!(
             (now.timers, now.waiting_for_credit, now.in_flight_packets),
@@ -311,8 +306,7 @@ fn who_breaks_while_it_waits_for_room_gives_its_place_in_the_line_back() {
 /// A local error of an unreliable queue pair stops its sends; they resume afterwards.
 #[test]
 fn an_unreliable_queue_pair_goes_on_after_any_number_of_local_errors() {
-    let setup = Setup { qp_type: QpType::Uc, ..setup() };
-    let mut solo = Solo::new(&setup);
+    let mut solo = Solo::new(&Setup { qp_type: QpType::Uc, ..setup() });
     let mut first = None;
     for round in 0..ROUNDS {
         for (wr_id, key) in [(1, solo.key), (2, NOTHING), (3, solo.key)] {
@@ -322,8 +316,7 @@ fn an_unreliable_queue_pair_goes_on_after_any_number_of_local_errors() {
         let statuses = [WcStatus::Success, WcStatus::LocProtErr, WcStatus::WrFlushErr];
         let expected: Vec<_> = (1..).zip(statuses).collect();
         assert_eq!(solo.completed(), expected);
-        let qpn = solo.end.qpn;
-        solo.end.modify(qpn, &to(QpState::Rts)).unwrap();
+        solo.end.modify(solo.end.qpn, &to(QpState::Rts)).unwrap();
         assert_eq!(solo.end.host.sends_retired, 3 * (round as u32 + 1));
         let now = idle(&mut solo);
         assert_eq!(*first.get_or_insert(now), now, "round {round}");

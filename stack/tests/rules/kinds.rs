@@ -54,8 +54,7 @@ const fn unreliable(name: &'static str, qp_type: QpType, make: fn(&Solo) -> Vec<
 
 fn receives(solo: &mut Solo) {
     for wr_id in 90..92 {
-        let list = [solo.sge(8192, 2048)];
-        solo.post_recv(wr_id, &list);
+        solo.post_recv(wr_id, &[solo.sge(8192, 2048)]);
     }
 }
 

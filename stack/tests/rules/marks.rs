@@ -178,8 +178,7 @@ fn two_queue_pairs_notify_a_peer_each() {
     mark(&mut solo, second, 1);
     assert_eq!(notified(&mut solo, peers[1]), 1);
     // A reset forgets the last notification, so the next may leave at once.
-    let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
-    solo.end.modify(second, &reset).unwrap();
+    solo.end.modify(second, &QpAttr { state: Some(QpState::Reset), ..QpAttr::default() }).unwrap();
     solo.end.connect(second, 0, peers[1], &setup);
     mark(&mut solo, second, 0);
     assert_eq!(notified(&mut solo, peers[1]), 1);

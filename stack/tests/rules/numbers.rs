@@ -46,8 +46,7 @@ fn two_shared_receive_queues_have_receives_limits_and_events_of_their_own() {
         for psn in 0..2 {
             solo.receive_request(Op::RC_SEND_ONLY, psn, &[&[1; 8]]);
         }
-        let expected = [(base, WcStatus::Success), (base + 1, WcStatus::Success)];
-        assert_eq!(solo.completed(), expected);
+        assert_eq!(solo.completed(), [(base, WcStatus::Success), (base + 1, WcStatus::Success)]);
     }
     // The first queue is destroyed with its event; the event of the other is still pending.
     solo.end.engine.destroy_qp(a).unwrap();
@@ -156,8 +155,7 @@ fn windows_of_two_queue_pairs_come_and_go_each_by_itself() {
     // Whether the window admits the peer of this queue pair.
     let admits = |solo: &mut Solo, qpn, key: Key, psn: &mut i64| {
         turn_to(solo, qpn);
-        let header = reth(BASE, key, 4);
-        solo.receive_request(Op::RC_RDMA_WRITE_ONLY, *psn, &[&header, &[7; 4]]);
+        solo.receive_request(Op::RC_RDMA_WRITE_ONLY, *psn, &[&reth(BASE, key, 4), &[7; 4]]);
         let answer = solo.sent();
         let done = answer == [format!("ACK #{psn}")];
         if done {
@@ -230,8 +228,7 @@ fn keys_that_collide_are_found_whichever_of_them_goes() {
             .collect();
         assert_eq!(table.remove(keys[gone as usize]).map(|region| region.start), Some(gone));
         for (n, key) in (0..COUNT).zip(&keys) {
-            let found = table.get(*key).map(|region| region.start);
-            assert_eq!(found, (n != gone).then_some(n));
+            assert_eq!(table.get(*key).map(|region| region.start), (n != gone).then_some(n));
         }
         let again = table.insert(region(99), keys[gone as usize].0).unwrap();
         assert_eq!((again, table.get(again).unwrap().start), (keys[gone as usize], 99));
@@ -258,8 +255,7 @@ fn who_uses_a_completion_queue_that_is_full_breaks_and_nobody_else() {
     end.engine.cq_overflow(CqId(5), &mut end.host);
     assert_eq!(states(&solo), [err, err, err, rts]);
     // Later, a queue with that number breaks the queue pairs that are not broken yet.
-    let events = std::iter::from_fn(|| solo.event()).count();
-    assert_eq!(events, 3);
+    assert_eq!(std::iter::from_fn(|| solo.event()).count(), 3);
     let end = &mut solo.end;
     end.engine.cq_overflow(CqId(6), &mut end.host);
     assert_eq!(states(&solo), [err; 4]);

@@ -144,8 +144,7 @@ fn no_packet_of_any_kind_is_heard_by_who_is_not_ready_or_broken() {
 fn no_packet_of_any_kind_is_heard_by_who_is_gone() {
     for kind in &KINDS {
         let (mut solo, good) = kind.ready();
-        let qpn = solo.end.qpn;
-        solo.end.engine.destroy_qp(qpn).unwrap();
+        solo.end.engine.destroy_qp(solo.end.qpn).unwrap();
         let before = tables(&solo.end.engine);
         solo.receive(&good);
         assert_eq!(solo.end.engine.drops().unknown_qpn, 1, "{}", kind.name);

@@ -100,8 +100,7 @@ const WRONG: [fn(&mut QpAttr); 10] = [
 
 /// Changes that are refused from `from`.
 fn refused(qp_type: QpType, from: QpState) -> Vec<QpAttr> {
-    let setup = Setup { qp_type, ..Setup::script() };
-    let all = steps(0, addr(1), PEER, &setup);
+    let all = steps(0, addr(1), PEER, &Setup { qp_type, ..Setup::script() });
     let order = [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts];
     let mut refused = Vec::new();
     for (at, step) in all.iter().enumerate() {
@@ -146,8 +145,7 @@ fn a_change_of_a_queue_pair_that_is_refused_changes_nothing_in_any_state() {
         let mut end = in_state(qp_type, state);
         let (qpn, before) = (end.qpn, tables(&end.engine));
         for attr in refused(qp_type, state) {
-            let result = end.modify(qpn, &attr);
-            assert!(result.is_err(), "{qp_type} in {state}: {attr:?}");
+            assert!(end.modify(qpn, &attr).is_err(), "{qp_type} in {state}: {attr:?}");
         }
         assert_same(&before, &tables(&end.engine), &(qp_type, state));
         assert_eq!((end.host.completed().len(), end.state(qpn)), (done(state), state));
@@ -228,8 +226,7 @@ fn a_request_that_cannot_be_posted_changes_nothing_in_any_state() {
         for (op, data, why) in unpostable(qp_type) {
             let why = if state.takes_sends() { why } else { PostError::State };
             assert_eq!(engine.post_send(qpn, &wr(op, data), host), Err(why), "{op:?} {state}");
-            let result = engine.post_send(unknown, &wr(op, data), host);
-            assert_eq!(result, Err(PostError::UnknownQp));
+            assert_eq!(engine.post_send(unknown, &wr(op, data), host), Err(PostError::UnknownQp));
         }
         let five = [sge(0, 1, Key(1)); 5];
         let huge = [sge(0, u32::MAX, Key(1)); 2];
@@ -338,8 +335,7 @@ fn a_change_of_a_shared_receive_queue_that_is_refused_changes_nothing() {
     }
     assert_eq!(engine.destroy_srq(srq), Err(SrqError::InUse));
     let own = RecvWr { wr_id: 9, sges: &[] };
-    let result = engine.post_recv(solo.end.qpn, &own, &mut solo.end.host);
-    assert_eq!(result, Err(PostError::Shared));
+    assert_eq!(engine.post_recv(solo.end.qpn, &own, &mut solo.end.host), Err(PostError::Shared));
     assert_same(&before, &tables(&solo.end.engine), &"a shared receive queue");
 }
 

@@ -72,13 +72,11 @@ const PASTS: [Past; 17] = [
         solo.wait(4096 << 14);
     }),
     ("half a message", |solo| {
-        let list = [solo.sge(8192, 700)];
-        solo.post_recv(95, &list);
+        solo.post_recv(95, &[solo.sge(8192, 700)]);
         solo.receive_request(Op::RC_SEND_FIRST, 0, &[&[9; 256]]);
     }),
     ("half a WRITE", |solo| {
-        let header = solo.reth(12_000, 700);
-        solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&header, &[9; 256]]);
+        solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&solo.reth(12_000, 700), &[9; 256]]);
     }),
     ("responses that are due", |solo| {
         let (read, add) = (solo.reth(12_000, 700), solo.atomic_eth(13_000, 1, 0));
@@ -98,8 +96,7 @@ const PASTS: [Past; 17] = [
     }),
     ("a NAK that is due", |solo| solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[9; 8]])),
     ("an acknowledgement that is due", |solo| {
-        let header = solo.reth(12_000, 8);
-        solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&header, &[9; 8]]);
+        solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&solo.reth(12_000, 8), &[9; 8]]);
     }),
     ("a failure", |solo| {
         (1..=3).for_each(|wr_id| solo.send(wr_id, 10));
@@ -312,13 +309,11 @@ const UNRELIABLE_PASTS: [Past; 6] = [
         assert_eq!(solo.state(), QpState::Sqe);
     }),
     ("a queue that is drained", |solo| {
-        let qpn = solo.end.qpn;
-        solo.end.modify(qpn, &to(QpState::Sqd)).unwrap();
+        solo.end.modify(solo.end.qpn, &to(QpState::Sqd)).unwrap();
         say(solo, 1, 1);
     }),
     ("half a message", |solo| {
-        let list = [solo.sge(8192, 700)];
-        solo.post_recv(95, &list);
+        solo.post_recv(95, &[solo.sge(8192, 700)]);
         receive_first(solo);
     }),
 ];
@@ -341,8 +336,7 @@ fn speech(solo: &mut Solo) -> SendOp {
 
 fn say(solo: &mut Solo, wr_id: u64, len: u32) {
     let op = speech(solo);
-    let list = [solo.sge(0, len)];
-    solo.post(wr_id, op, &list);
+    solo.post(wr_id, op, &[solo.sge(0, len)]);
 }
 
 /// All packets and completions of an unreliable queue pair.

@@ -100,8 +100,7 @@ fn no_length_or_address_of_a_repeated_read_is_answered_with_more_than_was_asked_
         for (psn, skipped) in [(0, 0), (1, 256), (2, 512)] {
             for va in [BASE, BASE + skipped, BASE + 1, 0, u64::MAX] {
                 let mut solo = Solo::script();
-                let header = solo.reth(0, 700);
-                solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&header]);
+                solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&solo.reth(0, 700)]);
                 assert_eq!(solo.sent().len(), 3);
                 let again = reth(va, solo.key, len);
                 solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&again]);
@@ -203,8 +202,7 @@ fn no_message_number_and_no_credit_stops_a_sender_for_good() {
             let mut sent = solo.sent().len() as i64;
             for _ in 0..8 {
                 let header = aeth(Syndrome(code), msn);
-                let packet = solo.response(Op::RC_ACKNOWLEDGE, sent - 1, &[&header]);
-                solo.receive(&packet);
+                solo.receive(&solo.response(Op::RC_ACKNOWLEDGE, sent - 1, &[&header]));
                 if solo.end.host.completions.len() < 8 && sent == 4 {
                     (4..8).for_each(|wr_id| solo.send(wr_id, 10));
                 }
@@ -337,11 +335,9 @@ fn the_numbers_of_a_datagram_are_told_as_they_are() {
     for src_qpn in [0u32, 1, 2, 0xff_fffe, 0xff_ffff] {
         for (qkey, is_right) in [(QKEY, true), (0, false), (u32::MAX, false), (QKEY ^ 1, false)] {
             let mut solo = Solo::new(&Setup { qp_type: QpType::Ud, ..Setup::script() });
-            let list = [solo.sge(0, 100)];
-            solo.post_recv(1, &list);
+            solo.post_recv(1, &[solo.sge(0, 100)]);
             let deth = [qkey.to_be_bytes(), src_qpn.to_be_bytes()].concat();
-            let packet = solo.request(Op::UD_SEND_ONLY, 0xff_ffff, &[&deth, &[7; 8]]);
-            solo.receive(&packet);
+            solo.receive(&solo.request(Op::UD_SEND_ONLY, 0xff_ffff, &[&deth, &[7; 8]]));
             let told = solo.end.host.completions.first().and_then(|cqe| cqe.sender);
             assert_eq!(
                 told.map(|sender| sender.qpn.value()),
@@ -383,8 +379,7 @@ fn keys_of_nothing_are_refused_at_both_ends_of_their_range() {
         solo.receive(&packet);
         assert_eq!(solo.completed(), [(1, WcStatus::RemInvReqErr)], "{key:#x}");
         let mut solo = Solo::script();
-        let list = [sge(0, 8, Key(key))];
-        let recv = RecvWr { wr_id: 1, sges: &list };
+        let recv = RecvWr { wr_id: 1, sges: &[sge(0, 8, Key(key))] };
         solo.end.engine.post_recv(solo.end.qpn, &recv, &mut solo.end.host).unwrap();
         solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[7; 8]]);
         assert_eq!(solo.completed(), [(1, WcStatus::LocProtErr)], "{key:#x}");
@@ -428,8 +423,7 @@ fn the_most_and_the_fewest_reads_that_can_be_agreed_are_served() {
     for rd_atomic in [1, 128] {
         let mut solo = Solo::new(&Setup { rd_atomic, depth: 256, ..Setup::script() });
         for psn in 0..i64::from(rd_atomic) {
-            let header = solo.reth(0, 8);
-            solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&header]);
+            solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&solo.reth(0, 8)]);
         }
         assert_eq!(solo.sent().len(), usize::from(rd_atomic));
         (0..200).for_each(|wr_id| solo.read(wr_id, 8));
@@ -447,8 +441,7 @@ fn every_amount_of_padding_over_every_short_body_is_taken_or_malformed() {
     for body in 0..6usize {
         for pad in 0..4u8 {
             let mut solo = Solo::script();
-            let list = [solo.sge(0, 100)];
-            solo.post_recv(1, &list);
+            solo.post_recv(1, &[solo.sge(0, 100)]);
             let mut packet = solo.request(Op::RC_SEND_ONLY, 0, &[]);
             packet.splice(12..12, vec![7; body]);
             packet[1] |= pad << 4;

@@ -25,8 +25,7 @@ fn recv(pair: &mut Pair, wr_id: u64, list: &[Sge]) {
     if end.srq.is_some() {
         end.share(wr_id, list).unwrap();
     } else {
-        let wr = RecvWr { wr_id, sges: list };
-        end.engine.post_recv(end.qpn, &wr, &mut end.host).unwrap();
+        end.engine.post_recv(end.qpn, &RecvWr { wr_id, sges: list }, &mut end.host).unwrap();
     }
 }
 

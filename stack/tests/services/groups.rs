@@ -279,8 +279,7 @@ fn groups_and_their_queue_pairs_are_limited() {
         assert_eq!(end.engine.attach_multicast(qpn, group(1)), Ok(false));
     }
     let qpn = end.engine.create_qp(&init, 0x9000).unwrap();
-    let full = Err(GroupError::Full { max: 1024 });
-    assert_eq!(end.engine.attach_multicast(qpn, group(1)), full);
+    assert_eq!(end.engine.attach_multicast(qpn, group(1)), Err(GroupError::Full { max: 1024 }));
 }
 
 /// A datagram for a destroyed queue pair is dropped, even if another one has its number now.
@@ -331,8 +330,7 @@ fn packets_of_groups_are_counted_apart() {
         let to = PeerAddress { local: addr(1), remote, path: 0, budget, kind };
         let ah = end.engine.create_ah(crate::common::PD, &to).unwrap();
         let to = Destination { ah, qpn, qkey: QKEY };
-        let op = SendOp::SendTo { to, imm: None };
-        let wr = SendWr::new(op, SendData::Inline(b"to all!!"));
+        let wr = SendWr::new(SendOp::SendTo { to, imm: None }, SendData::Inline(b"to all!!"));
         end.engine.post_send(qpns[1], &wr, &mut end.host).unwrap();
     }
     end.engine.poll_transmit(Time(1000), 10, &mut end.host, &mut end.out);
@@ -349,12 +347,10 @@ fn what_is_sent_to_a_group_has_its_number() {
     let to = Destination { ah, qpn: Qpn::MULTICAST, qkey: QKEY };
     let (op, data) =
         (SendOp::SendTo { to, imm: Some([1, 2, 3, 4]) }, SendData::Inline(b"to all!!"));
-    let wr = SendWr::new(op, data).wr_id(1);
-    end.engine.post_send(qpns[0], &wr, &mut end.host).unwrap();
+    end.engine.post_send(qpns[0], &SendWr::new(op, data).wr_id(1), &mut end.host).unwrap();
     end.engine.poll_transmit(Time(1000), 10, &mut end.host, &mut end.out);
     let packet = end.out.packets.pop_front().unwrap();
     let bth = Bth::read(packet.first_chunk().unwrap());
-    let expected = (Qpn::MULTICAST, Opcode::UD_SEND_ONLY_WITH_IMMEDIATE);
-    assert_eq!((bth.dest_qpn, bth.opcode), expected);
+    assert_eq!((bth.dest_qpn, bth.opcode), (Qpn::MULTICAST, Opcode::UD_SEND_ONLY_WITH_IMMEDIATE));
     assert_eq!(end.host.completed(), [(1, WcStatus::Success)]);
 }

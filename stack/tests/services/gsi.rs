@@ -150,8 +150,7 @@ fn deadlines_of_the_connection_manager_are_the_engines() {
     let (now, way) = (solo.now, (addr(1), addr(2)));
     let service = (ServiceId::of_port(PortSpace::Udp, 5), 6);
     let query = solo.end.engine.cm().unwrap().resolve(now, way, service, b"").unwrap();
-    let due = solo.end.engine.poll_timeout().unwrap();
-    solo.wait(due.since(now));
+    solo.wait(solo.end.engine.poll_timeout().unwrap().since(now));
     let event = solo.end.engine.cm().unwrap().poll_event();
     assert_eq!(event, Some(CmEvent::Unresolved { query, status: None }));
     assert_eq!(solo.end.engine.poll_timeout(), None);
@@ -273,8 +272,7 @@ fn accepted_with(solo: &mut Solo, config: CmConfig) -> ConnId {
 fn the_first_message_says_that_the_peer_is_ready() {
     let mut solo = Solo::script();
     let conn = accepted(&mut solo);
-    let qpn = solo.end.qpn;
-    solo.end.engine.await_message(qpn, conn);
+    solo.end.engine.await_message(solo.end.qpn, conn);
     solo.receive_request(Opcode::RC_RDMA_WRITE_ONLY, 1, &[&solo.reth(0, 4), &[1; 4]]);
     assert_eq!(solo.end.engine.cm().unwrap().poll_event(), None, "it is not the expected one");
     for psn in 0..2 {
@@ -433,8 +431,7 @@ fn a_connection_is_asked_about_once_its_queue_pair_receives_nothing() {
     let last = solo.now;
     let mut questions = Vec::new();
     let ended = loop {
-        let due = solo.end.engine.poll_timeout().expect("something is due");
-        solo.wait(due.since(solo.now));
+        solo.wait(solo.end.engine.poll_timeout().expect("something is due").since(solo.now));
         let cm = solo.end.engine.cm().unwrap();
         while let Some(sent) = cm.poll_transmit() {
             if AliveMad::parse(&sent.mad).is_some() {

@@ -10,8 +10,7 @@ const US: u64 = 1000;
 /// A queue pair that can send to a peer of unknown queue size, and its SEND operation.
 fn sender(qp_type: QpType) -> (Solo, SendOp) {
     let (mtu, budget) = (Mtu::Mtu1024, Budget::STANDARD);
-    let setup = Setup { qp_type, mtu, budget, depth: 1024, ..Setup::default() };
-    let mut solo = Solo::new(&setup);
+    let mut solo = Solo::new(&Setup { qp_type, mtu, budget, depth: 1024, ..Setup::default() });
     let (local, remote) = (addr(1), addr(2));
     let peer =
         PeerAddress { local, remote, path: 0, budget: Budget::STANDARD, kind: PeerKind::Standard };
@@ -27,8 +26,7 @@ fn sender(qp_type: QpType) -> (Solo, SendOp) {
 }
 
 fn post(solo: &mut Solo, op: SendOp, count: usize, len: u32) {
-    let list = [sge(0, len, solo.key)];
-    let data = SendData::Sges(&list);
+    let data = SendData::Sges(&[sge(0, len, solo.key)]);
     let wr = SendWr::new(op, data).wr_id(1);
     for _ in 0..count {
         solo.end.engine.post_send(solo.end.qpn, &wr, &mut solo.end.host).unwrap();
@@ -85,8 +83,7 @@ fn all_senders_of_one_peer_share_its_pace() {
 
 #[test]
 fn who_told_what_it_holds_gets_half_of_that() {
-    let setup = Setup { qp_type: QpType::Ud, depth: 1024, ..Setup::default() };
-    let mut solo = Solo::new(&setup);
+    let mut solo = Solo::new(&Setup { qp_type: QpType::Ud, depth: 1024, ..Setup::default() });
     let budget = Budget { bytes: 4 << 20, datagrams: 700 };
     let kind = PeerKind::announced(budget, None);
     let peer = PeerAddress { local: addr(1), remote: addr(2), path: 0, budget, kind };
@@ -126,8 +123,7 @@ fn a_queue_pair_that_broke_while_it_waited_sends_nothing() {
     post(&mut solo, op, 200, 64);
     assert_eq!(solo.packets().len(), 128);
     solo.completed();
-    let broken = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
-    solo.end.modify(qpn, &broken).unwrap();
+    solo.end.modify(qpn, &QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap();
     assert_eq!(solo.completed().len(), 72);
     assert_ne!(solo.end.engine.post_urgency(qpn), Urgency::Idle);
     solo.wait(1_000_000);

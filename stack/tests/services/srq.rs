@@ -117,8 +117,7 @@ fn without_a_receive_the_sender_waits_until_one_is_posted() {
     let send = |solo: &mut Solo| solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[7; 8]]);
     send(&mut solo);
     assert_eq!(solo.sent(), ["RNR #0 timer 12"]);
-    let list = [solo.sge(0, 100)];
-    solo.end.share(5, &list).unwrap();
+    solo.end.share(5, &[solo.sge(0, 100)]).unwrap();
     send(&mut solo);
     // Shared receives are promised to no peer.
     assert_eq!(solo.sent(), ["ACK #0"]);
@@ -215,8 +214,7 @@ fn a_message_that_fails_breaks_its_own_queue_pair() {
 #[test]
 fn what_is_refused_takes_no_receive() {
     let mut solo = solo(4);
-    let list = [solo.sge(0, 1000)];
-    solo.end.share(1, &list).unwrap();
+    solo.end.share(1, &[solo.sge(0, 1000)]).unwrap();
     // A FIRST packet must be full; this one is not.
     solo.receive_request(Op::RC_SEND_FIRST, 0, &[&[7; 8]]);
     assert_eq!(solo.sent(), ["NAK #0 invalid"]);
@@ -305,8 +303,7 @@ fn its_depth_can_change() {
     for wr_id in 1..=5 {
         pair.send(0, 9, SEND, &[sge(0, 999, keys[0])]);
         pair.run();
-        let qpn = pair.ends[1].qpn;
-        assert_eq!(received(&mut pair.ends[1]), [(wr_id, qpn)]);
+        assert_eq!(received(&mut pair.ends[1]), [(wr_id, pair.ends[1].qpn)]);
     }
 }
 
@@ -427,8 +424,7 @@ fn attributes_of_a_queue_pair_with_one_are_as_of_others() {
     let mut end = End::new(1, &setup);
     let [init, ..] = steps(0, end.addr, PEER, &setup);
     end.modify(end.qpn, &init).unwrap();
-    let data = SendData::Sges(&[]);
-    let wr = SendWr::new(SEND, data).wr_id(1);
+    let wr = SendWr::new(SEND, SendData::Sges(&[])).wr_id(1);
     assert_eq!(end.engine.post_send(end.qpn, &wr, &mut end.host), Err(PostError::State));
     end.modify(end.qpn, &to(QpState::Err)).unwrap();
     assert_eq!(end.engine.poll_event(), Some((end.qpn, QpEvent::LastWqeReached)));

@@ -288,8 +288,7 @@ fn a_send_that_fails_stops_the_sends_until_they_are_let_go_on() {
     assert_eq!(solo.completed(), [(4, WcStatus::WrFlushErr)]);
     solo.receive_request(Op::UC_SEND_ONLY, 0, &[&[1; 8]]);
     assert_eq!(solo.completed(), [(9, WcStatus::Success)]);
-    let qpn = solo.end.qpn;
-    solo.end.modify(qpn, &to(QpState::Rts)).unwrap();
+    solo.end.modify(solo.end.qpn, &to(QpState::Rts)).unwrap();
     solo.send(5, 10);
     // The PSNs of flushed requests are skipped: the peer takes the next packet as the next message.
     assert_eq!(solo.sent(), ["SEND_ONLY #6 10B"]);
@@ -310,8 +309,7 @@ fn memory_that_goes_while_a_message_is_sent_ends_it() {
     assert_eq!(pair.ends[0].host.completed(), [(1, WcStatus::LocProtErr)]);
     assert_eq!(pair.completions(1), []);
     pair.ends[0].out.room = usize::MAX;
-    let qpn = pair.ends[0].qpn;
-    pair.ends[0].modify(qpn, &to(QpState::Rts)).unwrap();
+    pair.ends[0].modify(pair.ends[0].qpn, &to(QpState::Rts)).unwrap();
     pair.send(0, 2, SendOp::Send { imm: None }, &[sge(0, 500, keys[0])]);
     pair.run();
     let received = pair.completions(1);
@@ -328,10 +326,8 @@ fn only_send_and_write_can_be_posted() {
         SendOp::CompareSwap { remote, rkey, compare: 0, swap: 1 },
         SendOp::SendTo { to: Default::default(), imm: None },
     ] {
-        let list = [solo.sge(0, 8)];
-        let data = SendData::Sges(&list);
-        let wr = SendWr::new(op, data).wr_id(1);
-        assert_eq!(solo.post_wr(&wr), Err(PostError::Operation));
+        let data = SendData::Sges(&[solo.sge(0, 8)]);
+        assert_eq!(solo.post_wr(&SendWr::new(op, data).wr_id(1)), Err(PostError::Operation));
     }
     assert!(solo.packets().is_empty() && solo.completed().is_empty());
 }
@@ -375,8 +371,7 @@ fn another_path_is_taken_in_sqd() {
     solo.send(2, 8);
     assert_eq!((solo.sent(), solo.end.out.path), (vec!["SEND_ONLY #3 8B".into()], 9));
     // Only packets from the peer's new address count.
-    let list = [solo.sge(0, 64)];
-    solo.post_recv(7, &list);
+    solo.post_recv(7, &[solo.sge(0, 64)]);
     solo.completed();
     for (from, completed) in [(crate::common::addr(2), 0), (remote, 1)] {
         let mut packet = solo.request(Op::UC_SEND_ONLY, 0, &[&[1; 8]]);
@@ -418,9 +413,7 @@ fn an_event_says_that_the_first_packet_came() {
     solo.receive_request(Op::UC_SEND_ONLY, 0, &[&[1; 8]]);
     assert_eq!((solo.event(), solo.event()), (Some(QpEvent::CommEst), None));
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
-    let wr = RecvWr { wr_id: 2, sges: &[] };
-    solo.end.engine.post_recv(qpn, &wr, &mut solo.end.host).unwrap();
-    let err = to(QpState::Err);
-    solo.end.modify(qpn, &err).unwrap();
+    solo.end.engine.post_recv(qpn, &RecvWr { wr_id: 2, sges: &[] }, &mut solo.end.host).unwrap();
+    solo.end.modify(qpn, &to(QpState::Err)).unwrap();
     assert_eq!(solo.completed(), [(2, WcStatus::WrFlushErr)]);
 }

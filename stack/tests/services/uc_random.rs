@@ -93,8 +93,7 @@ impl Model {
                 sge(at + cut, (LONGEST - cut) as u32, self.keys[1]),
             ];
             let end = &mut self.pair.ends[1];
-            let wr = RecvWr { wr_id, sges: &list };
-            end.engine.post_recv(end.qpn, &wr, &mut end.host).unwrap();
+            end.engine.post_recv(end.qpn, &RecvWr { wr_id, sges: &list }, &mut end.host).unwrap();
             self.posted.push_back(wr_id);
             self.next_receive += 1;
         }
@@ -119,8 +118,7 @@ impl Model {
         let end = &mut self.pair.ends[0];
         let source = number % DEPTH * LONGEST;
         end.host.arena[source as usize..][..data.len()].copy_from_slice(&data);
-        let list = [sge(source, len as u32, self.keys[0])];
-        let data_of = SendData::Sges(&list);
+        let data_of = SendData::Sges(&[sge(source, len as u32, self.keys[0])]);
         let wr = SendWr::new(op, data_of).wr_id(number);
         end.engine.post_send(end.qpn, &wr, &mut end.host).unwrap();
         let packets = len.div_ceil(self.mtu).max(1);

@@ -44,8 +44,7 @@ fn post(end: &mut End, wr_id: u64, op: SendOp, data: SendData<'_>) -> Result<(),
 }
 
 fn recv(end: &mut End, wr_id: u64, list: &[rocinante_stack::mem::Sge]) {
-    let wr = RecvWr { wr_id, sges: list };
-    end.engine.post_recv(end.qpn, &wr, &mut end.host).unwrap();
+    end.engine.post_recv(end.qpn, &RecvWr { wr_id, sges: list }, &mut end.host).unwrap();
 }
 
 /// The packets that an end sends now.
@@ -143,8 +142,7 @@ fn over_ipv6_the_header_fills_the_area() {
     let datagram =
         Datagram { bytes: &packet, src, dst, src_port: PORT, ip_id, tos: 0x69, hop_limit };
     end.engine.handle_datagram(Time(1), &datagram, &mut end.host);
-    let sender = end.host.completions[0].sender;
-    assert_eq!(sender, Some(Sender { qpn: Qpn::new(0x99), ipv4: false }));
+    assert_eq!(end.host.completions[0].sender, Some(Sender { qpn: Qpn::new(0x99), ipv4: false }));
     assert_eq!(end.host.completed(), [(1, WcStatus::Success)]);
     let grh = grh(&end, 0);
     let len = (8 + packet.len() as u16).to_be_bytes();
@@ -330,8 +328,7 @@ fn a_receive_whose_memory_is_gone_breaks_the_queue_pair() {
     recv(&mut end, 2, &[]);
     let packet = made(&end, addr(2), from(9), &[1]);
     receive(&mut end, addr(2), &packet);
-    let broken = [(1, WcStatus::LocProtErr), (2, WcStatus::WrFlushErr)];
-    assert_eq!(end.host.completed(), broken);
+    assert_eq!(end.host.completed(), [(1, WcStatus::LocProtErr), (2, WcStatus::WrFlushErr)]);
     assert_eq!(end.state(end.qpn), QpState::Err);
     receive(&mut end, addr(2), &packet);
     assert_eq!(end.engine.drops().unknown_qpn, 1);
@@ -386,8 +383,7 @@ fn hostile_bytes_do_no_harm() {
     for round in 0..60_000 {
         let (end, key) = &mut ends[round % 2];
         if round % 7 < 2 {
-            let len = 250 + random() as u32 % 150;
-            let wr = RecvWr { wr_id: 1, sges: &[sge(0, len, *key)] };
+            let wr = RecvWr { wr_id: 1, sges: &[sge(0, 250 + random() as u32 % 150, *key)] };
             let _ = end.engine.post_recv(end.qpn, &wr, &mut end.host);
         }
         let mut packet: Vec<u8> = (0..random() % 330).map(|_| random() as u8).collect();
@@ -403,8 +399,7 @@ fn hostile_bytes_do_no_harm() {
                 // Mostly the expected PSN.
                 let expected = end.engine.query_qp(end.qpn).unwrap().1.rq_psn.unwrap().value();
                 let psn = expected.wrapping_add([0, 0, 0, 1, 2, 9, u32::MAX, 5000][round / 2 % 8]);
-                let psn = psn.to_be_bytes();
-                packet[9..12].copy_from_slice(&psn[1..]);
+                packet[9..12].copy_from_slice(&psn.to_be_bytes()[1..]);
             } else if random() % 4 > 0 {
                 packet[12..16].copy_from_slice(&QKEY.to_be_bytes());
             }

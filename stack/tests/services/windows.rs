@@ -43,8 +43,7 @@ fn ends(setup: &Setup, mw_type: MwType) -> Ends {
     let open = Access::LOCAL_WRITE | Access::MW_BIND;
     let region = pair.ends[1].host.register(0, len, open);
     let mw = pair.ends[1].host.regions.insert_window(PD, mw_type, 0x7654_3200).unwrap();
-    let data = pattern(setup.arena, 3);
-    pair.ends[0].host.arena.copy_from_slice(&data);
+    pair.ends[0].host.arena.copy_from_slice(&pattern(setup.arena, 3));
     Ends { pair, source, region, mw }
 }
 
@@ -102,8 +101,7 @@ fn everything_through_a_window_stays_inside() {
             let Ends { mut pair, source, region, mw } = ends(&Setup::default(), MwType::Type2);
             let rkey = next(mw);
             let addr = BASE + 4096;
-            let bind = SendOp::BindMw { mw, rkey, region, addr, len: 4096, access };
-            pair.send(1, 1, bind, &[]);
+            pair.send(1, 1, SendOp::BindMw { mw, rkey, region, addr, len: 4096, access }, &[]);
             pair.run();
             let remote = BASE + at;
             let op = match op {
@@ -374,8 +372,7 @@ fn a_window_that_goes_while_it_is_read_or_written_ends_that() {
 #[test]
 fn a_send_with_invalidate_has_the_key_in_its_last_packet() {
     let mut solo = Solo::script();
-    let list = [solo.sge(0, 600)];
-    solo.post(1, SendOp::SendInv { rkey: Key(0x0102_0304) }, &list);
+    solo.post(1, SendOp::SendInv { rkey: Key(0x0102_0304) }, &[solo.sge(0, 600)]);
     let packets = solo.packets();
     let opcodes: Vec<u8> = packets.iter().map(|packet| packet[0]).collect();
     assert_eq!(opcodes, [0x00, 0x01, 0x16]);

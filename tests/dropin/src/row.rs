@@ -87,8 +87,7 @@ struct Place<'a> {
 impl Place<'_> {
     fn alone(&self, words: &[&str]) -> Result<(), String> {
         let found = programs::find(&self.row, self.installed)?;
-        let program = self.start(0, self.command(&[&found]))?;
-        let output = ended("it", program, LIMIT)?;
+        let output = ended("it", self.start(0, self.command(&[&found]))?, LIMIT)?;
         succeeded("it", &output)?;
         let said = String::from_utf8_lossy(&output.stdout);
         match words.iter().find(|word| !said.contains(**word)) {

@@ -172,8 +172,7 @@ pub fn rows() -> Vec<Row> {
     let shape = Shape::Between { always: "-g 0", times: MANY, says: Says::Iterations };
     rows.push(Row { program: "ibv_rc_pingpong", mode: "-n 1 -c", netdev: "udp", shape });
     for (program, modes) in PERFTEST {
-        let modes = [&PERFTEST_ALL, modes].concat();
-        rows.extend(on_all(program, &modes, "", 1, Says::Figures));
+        rows.extend(on_all(program, &[&PERFTEST_ALL, modes].concat(), "", 1, Says::Figures));
     }
     rows.extend(managed::rows());
     rows.extend(hpc());

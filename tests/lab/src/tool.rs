@@ -171,8 +171,7 @@ mod tests {
 
     #[test]
     fn filtered_objects_are_skipped() {
-        let list = serde_json::json!([{}, {"ifname": "eth0"}, 3]);
-        assert_eq!(objects(&list).count(), 1);
+        assert_eq!(objects(&serde_json::json!([{}, {"ifname": "eth0"}, 3])).count(), 1);
         assert_eq!(objects(&Value::Null).count(), 0);
     }
 }

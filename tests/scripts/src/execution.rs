@@ -486,8 +486,7 @@ pub(crate) fn receive_into_memory_that_is_gone(t: &mut Talk<'_>) -> Step {
 /// A SEND is scattered over the elements of its receive, in their order.
 pub(crate) fn receive_of_several_elements(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
-    let list = [Talk::at(0, 100), Talk::at(2000, 300), Talk::at(4000, 500)];
-    t.post_recv(1, &list)?;
+    t.post_recv(1, &[Talk::at(0, 100), Talk::at(2000, 300), Talk::at(4000, 500)])?;
     let data = pattern(700, 1);
     t.ask(Op::RC_SEND_FIRST, 0, &[&data[..256]])?;
     t.ask(Op::RC_SEND_MIDDLE, 1, &[&data[256..512]])?;

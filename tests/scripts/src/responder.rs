@@ -85,8 +85,7 @@ pub(crate) fn duplicate_packets_of_messages(t: &mut Talk<'_>) -> Step {
 /// A duplicate without AckReq needs no acknowledgement.
 pub(crate) fn duplicate_that_asks_for_nothing(t: &mut Talk<'_>) -> Step {
     t.begin(Options::default())?;
-    let header = t.reth(0, 4);
-    t.ask_with(Op::RC_RDMA_WRITE_ONLY, 0, &[&header, b"data"], false)?;
+    t.ask_with(Op::RC_RDMA_WRITE_ONLY, 0, &[&t.reth(0, 4), b"data"], false)?;
     t.quiet()?;
     t.once_more()?;
     if t.departs(&departures::UNASKED_ACK) {
@@ -274,8 +273,7 @@ pub(crate) fn gap_before_reads_and_atomics(t: &mut Talk<'_>) -> Step {
     t.ask_add(1, 0, 1)?;
     t.says(&["ATOMIC_ACKNOWLEDGE #1 =0 msn 2"])?;
     t.ask_read(2, 0, 600)?;
-    let all = ["READ_FIRST #2 256B msn 3", "READ_MIDDLE #3 256B", "READ_LAST #4 88B msn 3"];
-    t.says(&all)?;
+    t.says(&["READ_FIRST #2 256B msn 3", "READ_MIDDLE #3 256B", "READ_LAST #4 88B msn 3"])?;
     t.serves(5, 4)
 }
 
@@ -291,8 +289,7 @@ pub(crate) fn psn_wraps_in_every_position(t: &mut Talk<'_>) -> Step {
         t.says(&["ACK #2 msn 1"])?;
         t.received(1, 600, None)?;
         t.holds(0, &data)?;
-        let header = t.reth(1024, 600);
-        t.ask(Op::RC_RDMA_WRITE_FIRST, 3, &[&header, &data[..256]])?;
+        t.ask(Op::RC_RDMA_WRITE_FIRST, 3, &[&t.reth(1024, 600), &data[..256]])?;
         t.ask(Op::RC_RDMA_WRITE_MIDDLE, 4, &[&data[256..512]])?;
         t.ask(Op::RC_RDMA_WRITE_LAST, 5, &[&data[512..]])?;
         t.says(&["ACK #5 msn 2"])?;

@@ -277,8 +277,7 @@ impl World<'_> {
         let start = base_of(end, ram.arena.len() as u64) + host;
         let region = Region { pd, start, len: zone.len(), host, access: zone.access() };
         ram.registered[this.index][zone as usize] = true;
-        let key = ram.regions.insert(region, self.random.bits());
-        self.ends[end].keys[zone as usize] = key;
+        self.ends[end].keys[zone as usize] = ram.regions.insert(region, self.random.bits());
         self.tally.steps += 1;
     }
 

@@ -150,8 +150,7 @@ impl World<'_> {
                 self.bring_up(end, far_qpn.value())?;
                 self.joined(end, true);
                 self.ends[end].conn = Some(conn);
-                let side = self.side(end);
-                self.accept_with(host, conn, side)?;
+                self.accept_with(host, conn, self.side(end))?;
                 self.keep(end, Some(conn))
             }
             // Its queue pair broke or was destroyed before it was connected.

@@ -386,8 +386,7 @@ impl<'a> World<'a> {
                 };
                 let pause = self.random.of(&[500, 3_000, rests]);
                 let pause = if self.stage == Stage::End { rests } else { pause };
-                let pause = self.rest(pause);
-                let later = self.now + 1 + self.random.below(pause);
+                let later = self.now + 1 + self.random.below(self.rest(pause));
                 self.agenda.at(later.max(self.asleep_until), Event::Work(end));
                 self.work(end)
             }

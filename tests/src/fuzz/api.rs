@@ -221,8 +221,7 @@ impl Calls {
         match input.u8() % 4 {
             0 if self.srqs.len() < 4 => {
                 let (max_wr, max_sge) = (u32::from(input.u8()), u32::from(input.u8() % 5));
-                let init = SrqInit { pd: PdId(1), max_wr, max_sge };
-                self.srqs.extend(self.engine.create_srq(&init));
+                self.srqs.extend(self.engine.create_srq(&SrqInit { pd: PdId(1), max_wr, max_sge }));
             }
             1 => drop(self.engine.destroy_srq(id)),
             _ => {

@@ -76,8 +76,7 @@ impl Pair {
             keep_alive: None,
             private: input.slice(20),
         };
-        let conn = self.sides[side].connect(self.now, &ask);
-        self.conns[side].extend(conn.ok());
+        self.conns[side].extend(self.sides[side].connect(self.now, &ask).ok());
     }
 
     /// The program of one side calls something on one of its connections.
@@ -179,8 +178,7 @@ pub(super) fn run(data: &[u8]) {
             1 | 2 => pair.call(side, &mut input),
             3 => pair.time(&mut input),
             4 if input.u8().is_multiple_of(4) => {
-                let mad = input.slice(MAD_LEN + 4);
-                pair.hear(side, address(1 - side), mad);
+                pair.hear(side, address(1 - side), input.slice(MAD_LEN + 4));
             }
             _ => pair.again(&mut input),
         }

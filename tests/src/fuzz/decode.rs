@@ -27,8 +27,7 @@ pub(super) fn run(data: &[u8]) {
             break;
         }
         let (how, len) = (input.u8(), usize::from(input.u16()));
-        let packet = input.slice(len);
-        each(&mut flows, &frame(how, packet), number);
+        each(&mut flows, &frame(how, input.slice(len)), number);
     }
     assert!(flows.json().as_array().is_some_and(|flows| flows.len() <= FLOWS_MAX));
     assert!(!flows.to_string().is_empty());

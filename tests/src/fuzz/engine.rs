@@ -187,8 +187,7 @@ impl Victim {
     fn modify(&mut self, input: &mut Input<'_>) {
         let qpn = self.solo.end.qpn;
         let state = input.of(&[QpState::Sqd, QpState::Rts, QpState::Rts, QpState::Err]);
-        let attr = QpAttr { state: Some(state), ..QpAttr::default() };
-        let _ = self.solo.end.modify(qpn, &attr);
+        let _ = self.solo.end.modify(qpn, &QpAttr { state: Some(state), ..QpAttr::default() });
     }
 
     /// Each completed request was posted, and had not completed before.
@@ -225,8 +224,7 @@ pub(super) fn run(data: &[u8]) {
             }
             5 if input.u8().is_multiple_of(4) => victim.modify(&mut input),
             6 if input.u8().is_multiple_of(8) => {
-                let open = victim.open;
-                victim.solo.end.host.regions.remove(open);
+                victim.solo.end.host.regions.remove(victim.open);
             }
             7 => {
                 let (packet, id) = (victim.packet(&mut input), input.u16());
@@ -234,8 +232,7 @@ pub(super) fn run(data: &[u8]) {
                 victim.solo.receive_from(from, addr(1), IpId::Hint(id), &packet);
             }
             _ => {
-                let packet = victim.packet(&mut input);
-                victim.solo.receive(&packet);
+                victim.solo.receive(&victim.packet(&mut input));
             }
         }
         check_sent(&mut victim);

@@ -54,8 +54,7 @@ fn event(side: &Side, qp: &Qp, event: QpEvent) {
 fn refused(harness: &Harness, qps: &[Qp; 2], op: SendOp, source: &Mr, len: usize, is: WcStatus) {
     let [a, b] = &harness.sides;
     let sges = [source.sge(0, len)];
-    let list = [wr(1, op, &sges), wr(2, SendOp::Send { imm: None }, &[])];
-    qps[0].post_send(&list).unwrap();
+    qps[0].post_send(&[wr(1, op, &sges), wr(2, SendOp::Send { imm: None }, &[])]).unwrap();
     a.complete(1, is);
     a.complete(2, WcStatus::WrFlushErr);
     assert_eq!(qps[0].state(), QpState::Err);
@@ -203,8 +202,7 @@ pub fn receives_that_do_not_fit(on: On) {
         let qps = harness.pair();
         let list = [RecvWr { wr_id: 10, sges: &sges }, RecvWr { wr_id: 11, sges: &[] }];
         qps[1].post_recv(&list).unwrap();
-        let send = SendOp::Send { imm: None };
-        qps[0].post_send(&[wr(1, send, &[source.sge(0, len)])]).unwrap();
+        qps[0].post_send(&[wr(1, SendOp::Send { imm: None }, &[source.sge(0, len)])]).unwrap();
         a.complete(1, there);
         b.complete(10, here);
         b.complete(11, WcStatus::WrFlushErr);

@@ -137,8 +137,7 @@ pub fn what_was_written_is_flushed(on: On) {
         source.write(0, &bytes);
         let (remote, rkey) = (target.address(), target.rkey());
         let write = SendOp::Write { remote, rkey, imm: None };
-        let list = [source.sge(0, LEN)];
-        qp.post_send(&[wr(0, write, &list).signaled(false)]).unwrap();
+        qp.post_send(&[wr(0, write, &[source.sge(0, LEN)]).signaled(false)]).unwrap();
         let request = wr(7, flush(&target, Placement::GLOBAL, level), &[]);
         if !posts(&harness, &qp, &request) {
             return println!("no FLUSH was asked for: this libibverbs has no ibv_wr_flush");

@@ -14,8 +14,7 @@ use crate::oracles::Oracle;
 /// once.
 pub fn the_last_byte_of_a_write_comes_last(on: On) {
     for mtu in [Mtu::Mtu4096, Mtu::Mtu1024] {
-        let harness = Harness::new(&Setup::new(on.clone()).mtu(mtu));
-        spin(&harness, mtu.bytes() as usize);
+        spin(&Harness::new(&Setup::new(on.clone()).mtu(mtu)), mtu.bytes() as usize);
     }
 }
 

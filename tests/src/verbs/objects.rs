@@ -24,8 +24,7 @@ pub fn a_queue_pair_tells_its_state_and_attributes(on: On) {
     assert_eq!((state, attr.dest_qpn, attr.port), (QpState::Rts, Some(peer.qpn()), Some(1)));
     assert_eq!((attr.path_mtu, attr.sq_psn), (Some(mtu), Some(qp.endpoint().psn)));
     assert_eq!(attr.rq_psn, Some(peer.endpoint().psn));
-    let times = (attr.retry_cnt, attr.timeout, attr.min_rnr_timer);
-    assert_eq!(times, (Some(7), Some(14), Some(12)));
+    assert_eq!((attr.retry_cnt, attr.timeout, attr.min_rnr_timer), (Some(7), Some(14), Some(12)));
     assert_eq!(attr.peer.unwrap().remote, b.address);
     assert!(mtu >= Mtu::Mtu256 && a.cq.depth() >= crate::harness::CQ_DEPTH as usize);
 }

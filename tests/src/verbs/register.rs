@@ -72,8 +72,7 @@ pub fn the_programs_own_memory_is_reached(on: On) {
         register(&b.pd, &memory, 8 * word, 8, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC);
     memory[word].store(41, Ordering::SeqCst);
     let (remote, rkey) = (counted.address(), counted.rkey());
-    let add = SendOp::FetchAdd { remote, rkey, add: 1 };
-    qp.post_send(&[wr(3, add, &[source.sge(0, 8)])]).unwrap();
+    qp.post_send(&[wr(3, SendOp::FetchAdd { remote, rkey, add: 1 }, &[source.sge(0, 8)])]).unwrap();
     a.succeed(3);
     assert_eq!((mine[0].load(Ordering::SeqCst), memory[word].load(Ordering::SeqCst)), (41, 42));
 

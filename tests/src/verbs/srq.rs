@@ -219,8 +219,7 @@ pub fn few_receives_serve_many_senders(on: On) {
     let len = |at: usize, message: usize| 1 + (at * 523 + message * 977) % SIZE;
     for message in 0..MESSAGES {
         for (at, [qp, _]) in qps.iter().enumerate() {
-            let list = [source.sge(at * SIZE, len(at, message))];
-            qp.post_send(&[wr(1, SEND, &list)]).unwrap();
+            qp.post_send(&[wr(1, SEND, &[source.sge(at * SIZE, len(at, message))])]).unwrap();
         }
     }
     let mut seen = [0; SENDERS];

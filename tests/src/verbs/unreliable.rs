@@ -200,8 +200,7 @@ pub fn unreliable_connections_carry_sends_and_writes(on: On) {
             let data = pattern(len, (4 * round + n) as u64);
             source.write(0, &data);
             target.write(0, &vec![0; SIZE]);
-            let list = [target.sge(8, SIZE - 8)];
-            peer.post_recv(&[RecvWr { wr_id: 4, sges: &list }]).unwrap();
+            peer.post_recv(&[RecvWr { wr_id: 4, sges: &[target.sge(8, SIZE - 8)] }]).unwrap();
             qp.post_send(&[wr(3, op, &[source.sge(0, len)])]).unwrap();
             a.succeed(3);
             if matches!(op, SendOp::Write { imm: None, .. }) {

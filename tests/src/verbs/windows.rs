@@ -387,8 +387,7 @@ pub fn a_window_that_is_gone_is_refused(on: On) {
     let [_qp, peer] = ends.harness.pair();
     let mw = ends.window();
     let rkey = ends.bind(&peer, &mw, &part);
-    let list = [Sge { addr: part.address(), len: 8, lkey: rkey }];
-    peer.post_send(&[wr(1, SEND, &list)]).unwrap();
+    peer.post_send(&[wr(1, SEND, &[Sge { addr: part.address(), len: 8, lkey: rkey }])]).unwrap();
     ends.fails(1, WcStatus::LocProtErr);
     drop(mw);
 }
@@ -413,8 +412,7 @@ pub fn without_an_address_bytes_count_from_the_first(on: On) {
     let mw = ends.window();
     let part = MwPart { access: REMOTE | Access::ZERO_BASED, ..ends.part(4096, 4096) };
     assert_eq!(part.address(), 0);
-    let key = ends.bind(&peer, &mw, &part);
-    ends.write(&qp, key, 8, 4000);
+    ends.write(&qp, ends.bind(&peer, &mw, &part), 8, 4000);
     assert_same(&ends.region.to_vec(4104, 4000), &ends.source.to_vec(0, 4000), "the window");
     let write = SendOp::Write { remote: SIZE as u64 - 7, rkey: region.rkey(), imm: None };
     qp.post_send(&[wr(3, write, &[ends.source.sge(0, 8)])]).unwrap();
@@ -462,8 +460,7 @@ pub fn a_region_is_registered_anew(on: On) {
     if ends.harness.is_software() {
         ends.refused(&pairs[2][0], second, start);
         // Other permissions leave a posted receive as it is.
-        let list = [region.sge(0, 64)];
-        pairs[3][1].post_recv(&[RecvWr { wr_id: 1, sges: &list }]).unwrap();
+        pairs[3][1].post_recv(&[RecvWr { wr_id: 1, sges: &[region.sge(0, 64)] }]).unwrap();
         region.rereg(&writable).unwrap();
         ends.write(qp, region.rkey(), region.address(), 64);
         pairs[3][0].post_send(&[wr(2, SEND, &[])]).unwrap();

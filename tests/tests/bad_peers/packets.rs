@@ -225,8 +225,7 @@ impl PacketCase {
         let done = std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !over.load(std::sync::atomic::Ordering::Relaxed) {
-                    let packet = wire.receive();
-                    (self.conduct)(&wire, packet.as_ref());
+                    (self.conduct)(&wire, wire.receive().as_ref());
                 }
             });
             let done = victim.finish();

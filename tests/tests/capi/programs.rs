@@ -317,8 +317,7 @@ fn the_log_says_what_is_bound_and_why_retries_are_exceeded() {
         assert!(log.contains(words), "no {words:?} in {log}");
     }
     // Without the variable it prints nothing.
-    let done = library.run(a, "ibv_devinfo").succeeded();
-    assert_eq!(done.err, "");
+    assert_eq!(library.run(a, "ibv_devinfo").succeeded().err, "");
 }
 
 /// Resources that a process may run out of: `starved.py` has a function for each.
@@ -376,8 +375,7 @@ fn a_bare_file_system_is_enough() {
     let server = Running::of(b.spawn(&mut bare(words)).unwrap());
     let mut command = bare(&format!("{words} {}", b.ipv4()));
     let client = once_it_listens(|| Running::of(a.spawn(&mut command).unwrap()));
-    let server = server.finish().succeeded();
-    assert_eq!((&*client.err, &*server.err), ("", ""));
+    assert_eq!((&*client.err, &*server.finish().succeeded().err), ("", ""));
     assert!(client.out.contains("1000 iters in"), "{}", client.out);
 }
 
@@ -428,8 +426,7 @@ fn librdmacm_without_import_slots_is_named_in_the_log() {
 #[test]
 fn ids_of_rdma_cm_are_told_that_their_device_is_gone_udp() {
     require_lab!();
-    let nobody = (NOBODY, "udp");
-    ids_are_told_that_their_device_is_gone(nobody);
+    ids_are_told_that_their_device_is_gone((NOBODY, "udp"));
 }
 
 #[test]

@@ -99,8 +99,7 @@ fn a_program_sees_nothing_of_its_guardian() {
     assert_eq!(look(installed.run(&["--", "sh", "-c", LOOK])), plain);
     // The end of its output is the program's own, although the guardian ends later.
     let name = "echo ${ROCINANTE_GUARDIAN:-none}";
-    let output = installed.run(&["--", "sh", "-c", name]).output().unwrap();
-    assert_ne!(output.stdout, b"none\n");
+    assert_ne!(installed.run(&["--", "sh", "-c", name]).output().unwrap().stdout, b"none\n");
 }
 
 #[test]

@@ -76,8 +76,7 @@ fn each_shell_has_its_completions() {
 #[test]
 fn each_command_has_a_man_page_with_its_options() {
     let directory = temporary("man");
-    let line = ["man".as_ref(), directory.as_os_str()];
-    assert!(rocinante(line).status().unwrap().success());
+    assert!(rocinante(["man".as_ref(), directory.as_os_str()]).status().unwrap().success());
     let commands = commands();
     let mut expected: BTreeSet<String> =
         commands.iter().map(|command| format!("rocinante-{command}.1")).collect();

@@ -173,8 +173,7 @@ fn devices_and_backends_are_told_when_asked() {
     }
     let output = installed.run(&["--device", "nosuch0", "--", "true"]).output().unwrap();
     refused(&output, CANNOT, "no interface \"nosuch0\": there are");
-    let output = installed.run(&["--netdev", "pigeon", "--", "true"]).output().unwrap();
-    refused(&output, 2, "pigeon");
+    refused(&installed.run(&["--netdev", "pigeon", "--", "true"]).output().unwrap(), 2, "pigeon");
 }
 
 #[test]

@@ -52,8 +52,7 @@ impl Talk {
 fn pairs(backend: Backend) {
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let (both, netdev) = ([lab.container(1), lab.container(0)], backend.name());
-    let talk = |nth| Talk::start(both, nth, [netdev; 2], "-n 400 -s 9000");
-    let all = [0, 1, 2, 3].map(talk);
+    let all = [0, 1, 2, 3].map(|nth| Talk::start(both, nth, [netdev; 2], "-n 400 -s 9000"));
     all.into_iter().for_each(Talk::succeeds);
 }
 

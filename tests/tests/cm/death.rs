@@ -180,8 +180,7 @@ impl Role {
                 there();
             }
             _ => {
-                let qp = side.qp().build().unwrap();
-                let connecting = request.accept(qp, &params()).unwrap();
+                let connecting = request.accept(side.qp().build().unwrap(), &params()).unwrap();
                 if self.step == Step::Accepted {
                     there();
                 }

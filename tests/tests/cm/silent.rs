@@ -96,8 +96,7 @@ impl Puppet {
     /// Seals the packet and sends it.
     fn send_packet(&self, packet: &mut [u8]) {
         let (IpAddr::V4(src), IpAddr::V4(dst)) = (self.here, self.device) else { panic!() };
-        let ip = IpFields::V4 { src, dst, id: 0, flags: DF };
-        Template::new(&ip, 4791).seal(packet);
+        Template::new(&IpFields::V4 { src, dst, id: 0, flags: DF }, 4791).seal(packet);
         self.socket.send_to(packet, (self.device, 4791)).unwrap();
     }
 

@@ -339,8 +339,7 @@ fn all_contexts_learn_that_the_interface_is_gone(backend: Backend) {
     let other = Other::open(a, backend);
     // Nothing is posted that completes here.
     let idle = other.ctx.create_cq(4).unwrap();
-    let container = harness.lab().container(0);
-    container.output(Command::new("ip").args(["link", "delete", "eth0"])).unwrap();
+    harness.lab().container(0).output(Command::new("ip").args(["link", "delete", "eth0"])).unwrap();
     for ctx in [&a.ctx, &other.ctx] {
         let mut events = Vec::new();
         // It may be seen down before it is gone.

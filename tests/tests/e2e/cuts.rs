@@ -78,8 +78,7 @@ fn they_leave_in_equal_packets_where_the_port_sends_super_packets(backend: Backe
 }
 
 fn without_split_writes_each_is_one_message(backend: Backend) {
-    let setup = Setup { cut_writes: false, ..Setup::new(backend) };
-    assert_eq!(list_on_the_wire(&setup), AS_MESSAGES);
+    assert_eq!(list_on_the_wire(&Setup { cut_writes: false, ..Setup::new(backend) }), AS_MESSAGES);
 }
 
 /// The request fails as if it were alone, and nothing outside of the region is written. If it was

@@ -160,13 +160,11 @@ fn datagrams(backend: Backend, family: Family) {
 fn answer(harness: &Harness, qps: &[Qp; 2], regions: &[Mr; 2], wc: &Wc) {
     let [a, b] = &harness.sides;
     let ah = b.run(|| b.pd.create_ah_from_wc(wc, &grh(&regions[1]))).unwrap();
-    let recv = RecvWr { wr_id: 8, sges: &[regions[0].sge(0, 100)] };
-    qps[0].post_recv(&[recv]).unwrap();
+    qps[0].post_recv(&[RecvWr { wr_id: 8, sges: &[regions[0].sge(0, 100)] }]).unwrap();
     let op = SendOp::SendTo { to: ah.to(wc.src_qp.unwrap(), QKEY), imm: None };
     let data = SendData::Inline(b"an answer");
     for _ in 0..40 {
-        let wr = SendWr::new(op, data).wr_id(2).solicited();
-        qps[1].post_send(&[wr]).unwrap();
+        qps[1].post_send(&[SendWr::new(op, data).wr_id(2).solicited()]).unwrap();
         b.succeed(2);
         if let Ok(wc) = a.cq.wait_one(PATIENCE) {
             assert_eq!((wc.wr_id, wc.src_qp), (8, Some(qps[1].qpn())));
@@ -205,8 +203,7 @@ fn what_waits_for_company_leaves_though_nobody_polls(backend: Backend) {
             let op = SendOp::SendTo { to, imm: None };
             let data = SendData::Inline(b"one of many");
             // Not signaled, so there is nothing to poll for.
-            let wr = SendWr::new(op, data).wr_id(1).signaled(false);
-            qps[0].post_send(&[wr]).unwrap();
+            qps[0].post_send(&[SendWr::new(op, data).wr_id(1).signaled(false)]).unwrap();
         }
         // Only the receiver is driven.
         (0..COUNT).all(|_| b.cq.wait_one(PATIENCE).is_ok())
@@ -254,8 +251,7 @@ fn what_waits_for_room_leaves(backend: Backend) {
             peer.post_recv(&[RecvWr { wr_id: 1, sges: &[] }]).unwrap();
             let remote = target.address() + (index * LEN) as u64;
             let op = SendOp::Write { remote, rkey: target.rkey(), imm: Some(IMM) };
-            let sges = [source.sge(0, LEN)];
-            qp.post_send(&[wr(2, op, &sges).signaled(false)]).unwrap();
+            qp.post_send(&[wr(2, op, &[source.sge(0, LEN)]).signaled(false)]).unwrap();
         }
         b.succeed(1);
         b.succeed(1);
@@ -278,9 +274,7 @@ fn what_a_receiver_does_not_want_is_counted(backend: Backend) {
     let send = |qpn: Qpn, qkey, len| {
         let bytes = [7; 200];
         let op = SendOp::SendTo { to: ah.to(qpn, qkey), imm: None };
-        let data = SendData::Inline(&bytes[..len]);
-        let wr = SendWr::new(op, data).wr_id(1);
-        qps[0].post_send(&[wr]).unwrap();
+        qps[0].post_send(&[SendWr::new(op, SendData::Inline(&bytes[..len])).wr_id(1)]).unwrap();
         a.succeed(1);
     };
     let drops = || b.ctx.counters().drops;
@@ -346,9 +340,7 @@ fn a_device_talks_to_itself(backend: Backend) {
     let mr = a.pd.allocate(4096, Access::LOCAL_WRITE).unwrap();
     qps[1].post_recv(&[RecvWr { wr_id: 5, sges: &[mr.sge(0, 100)] }]).unwrap();
     let op = SendOp::SendTo { to: ah.to(qps[1].qpn(), QKEY), imm: Some(IMM) };
-    let data = SendData::Inline(b"hello");
-    let wr = SendWr::new(op, data).wr_id(1);
-    qps[0].post_send(&[wr]).unwrap();
+    qps[0].post_send(&[SendWr::new(op, SendData::Inline(b"hello")).wr_id(1)]).unwrap();
     let mut ids = [a.next(), a.next()].map(|wc| (wc.wr_id, wc.status));
     ids.sort_unstable_by_key(|(id, _)| *id);
     assert_eq!(ids, [(1, WcStatus::Success), (5, WcStatus::Success)]);
@@ -366,9 +358,7 @@ fn what_was_posted_leaves_before_its_queue_pair_goes(backend: Backend) {
             peer.post_recv(&[RecvWr { wr_id: id, sges: &[] }]).unwrap();
         }
         for id in 0..COUNT {
-            let send = SendOp::Send { imm: None };
-            let wr = wr(id, send, &[]).signaled(false);
-            qp.post_send(&[wr]).unwrap();
+            qp.post_send(&[wr(id, SendOp::Send { imm: None }, &[]).signaled(false)]).unwrap();
         }
         if by_state {
             qp.modify(&ModifyAttr::state(QpState::Err)).unwrap();

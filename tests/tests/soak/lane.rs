@@ -328,8 +328,7 @@ impl Lane {
 
     fn inline(&mut self, kind: Kind, turn: u64, op: SendOp, bytes: &[u8]) {
         let wr_id = turn * 8 + kind as u64;
-        let data = SendData::Inline(bytes);
-        let request = SendWr::new(op, data).wr_id(wr_id);
+        let request = SendWr::new(op, SendData::Inline(bytes)).wr_id(wr_id);
         self.qp.post_send(&[request]).unwrap_or_else(|e| panic!("{self}: {e}"));
         self.under_way.push_back(wr_id);
     }

@@ -485,8 +485,7 @@ fn what_linux_asked_for_is_offered_and_answered() {
         let hear = |cm: &mut ConnectionManager, index: usize| {
             let captured = of_file().nth(index).unwrap();
             let (src, dst) = captured.addresses();
-            let packet = Packet::parse(&captured.bytes).unwrap();
-            cm.handle_mad(now, src, dst, packet.payload());
+            cm.handle_mad(now, src, dst, Packet::parse(&captured.bytes).unwrap().payload());
         };
         cm.listen(ServiceId::of_port(PortSpace::Tcp, 7174), None, 1).unwrap();
         hear(&mut cm, 0);

@@ -100,8 +100,7 @@ fn whoever_does_not_read_is_named() {
     let (mut exchange, other) = connected();
     let Link::Tcp(stream) = &exchange.link else { panic!() };
     stream.get_ref().set_write_timeout(Some(Duration::from_millis(100))).unwrap();
-    let line = "x".repeat(64 << 20);
-    let why = exchange.say(&line).unwrap_err().to_string();
+    let why = exchange.say(&"x".repeat(64 << 20)).unwrap_err().to_string();
     assert!(why.contains("does not read"), "{why}");
     drop(other);
 }

@@ -196,8 +196,7 @@ fn datagrams_leave_before_the_handle_goes_that_they_name() {
         let sges = [source.sge(0, 64)];
         for wr_id in [0, 1] {
             let op = SendOp::SendTo { to: ah.to(to.qpn(), QKEY), imm: None };
-            let data = SendData::Sges(&sges);
-            let wr = SendWr::new(op, data).wr_id(wr_id);
+            let wr = SendWr::new(op, SendData::Sges(&sges)).wr_id(wr_id);
             // The second is batched.
             from.post_send(&[wr]).unwrap();
         }
@@ -467,8 +466,7 @@ fn what_is_posted_while_the_interface_goes_completes() {
     let qp = side.datagrams();
     let mut shard = soft(&side.ctx).shards.get(0).unwrap().hold();
     std::thread::scope(|scope| {
-        let post = || qp.post_recv(&[RecvWr { wr_id: 7, sges: &[] }]).unwrap();
-        scope.spawn(post).join().unwrap();
+        scope.spawn(|| qp.post_recv(&[RecvWr { wr_id: 7, sges: &[] }]).unwrap()).join().unwrap();
         shard.break_down();
         let waiting = scope.spawn(|| side.cq.wait_one(PATIENCE));
         std::thread::sleep(Duration::from_millis(20));

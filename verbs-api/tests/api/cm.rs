@@ -176,8 +176,7 @@ fn a_device_connects_to_itself() {
     let request = listener.request(Some(PATIENCE)).unwrap();
     let accepted = request.accept(b.qp(), &Params::default()).unwrap();
     let asked = asked.wait(PATIENCE).unwrap();
-    let accepted = accepted.wait(PATIENCE).unwrap();
-    drop(accepted);
+    drop(accepted.wait(PATIENCE).unwrap());
     asked.wait_disconnected(PATIENCE).unwrap();
 }
 

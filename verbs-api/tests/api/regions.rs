@@ -260,8 +260,7 @@ fn advice_brings_pages_in_and_notices_what_is_gone() {
         for (offset, len) in [(0, region.len() + 1), (usize::MAX, 1), (region.len() + 1, 0)] {
             assert_eq!(region.advise(advice, offset, len).unwrap_err().errno(), 22);
         }
-        let writes = advice == Advice::PrefetchWrite;
-        assert_eq!(readable.advise(advice, 0, 64).is_err(), writes);
+        assert_eq!(readable.advise(advice, 0, 64).is_err(), advice == Advice::PrefetchWrite);
     }
     pages.unmap(2);
     for advice in all {

@@ -14,8 +14,7 @@ fn each_of_two_listeners_hears_its_own_and_a_port_is_free_when_its_listener_goes
     let [first, second] = [7471, 7472].map(bind);
     let ask = |port: u16| {
         let qp = a.pd.qp(&a.cq, &a.cq).access(Access::ALL).build().unwrap();
-        let to = (ADDRESSES[1], port).into();
-        let asked = Connecting::start(qp, to, &Params::default()).unwrap();
+        let asked = Connecting::start(qp, (ADDRESSES[1], port).into(), &Params::default()).unwrap();
         b.ctx.progress();
         asked
     };

@@ -87,8 +87,7 @@ fn requests_of_the_program_complete_no_operation() {
         let buffer = || a.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
         let mut receiving = qp.recv(buffer());
         for wr_id in 0..4 {
-            let sges = [a.mr.sge(0, 64)];
-            qp.post(SendWr::write(&sges, region(&b.mr)).wr_id(wr_id)).unwrap();
+            qp.post(SendWr::write(&[a.mr.sge(0, 64)], region(&b.mr)).wr_id(wr_id)).unwrap();
         }
         qp.write(buffer(), region(&b.mr)).await.0.unwrap();
         assert!(poll_once(&mut receiving).is_none());

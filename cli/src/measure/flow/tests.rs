@@ -124,8 +124,7 @@ fn a_flow_that_breaks_says_why() {
 #[test]
 fn the_cause_of_a_flush_is_looked_for() {
     let (ctx, cq, mr, qp) = to_nobody();
-    let sges = [mr.sge(0, 64)];
-    qp.post_send(&[SendWr::send(SendData::Sges(&sges))]).unwrap();
+    qp.post_send(&[SendWr::send(SendData::Sges(&[mr.sge(0, 64)]))]).unwrap();
     let deadline = Instant::now() + Duration::from_secs(30);
     while qp.state() != QpState::Err {
         ctx.progress();

@@ -62,8 +62,7 @@ fn a_container_is_forgotten_when_its_interface_goes() {
     }
     let known = || host.state_text()["containers"].as_array().map_or(0, Vec::len);
     assert_eq!(known(), 2);
-    let end = host.container(0).host_end();
-    host.lab.host().ip(&["link", "del", end]).expect("deleted");
+    host.lab.host().ip(&["link", "del", host.container(0).host_end()]).expect("deleted");
     eventually("it is forgotten", || known() == 1);
     let [mut first, _second] = askers;
     assert!(first.tell("ask 10.77.0.1 2").contains("Interface"));

@@ -78,8 +78,7 @@ impl Host {
 
     /// Starts an agent and waits until it serves.
     pub(crate) fn start(&mut self) {
-        let command = self.command();
-        self.start_as(command);
+        self.start_as(self.command());
     }
 
     /// Starts this command, which becomes an agent.

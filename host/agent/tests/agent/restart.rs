@@ -55,8 +55,7 @@ fn ports_that_ended_while_no_agent_ran_are_forgotten() {
     host.start();
     host.has_ports(1);
     host.kill();
-    let end = host.container(1).host_end();
-    host.lab.host().ip(&["link", "del", end]).expect("deleted");
+    host.lab.host().ip(&["link", "del", host.container(1).host_end()]).expect("deleted");
     host.start();
     host.has_ports(0);
 }

@@ -158,8 +158,7 @@ fn sixty_segments_are_one_super_packet() {
     assert_eq!(b.runs().arrived, Some(Runs { runs: 1, datagrams: 60, bytes: 60 * 80 }));
     assert_eq!(a.runs().departed, Some(Runs { runs: 1, datagrams: 60, bytes: 60 * 80 }));
     // The first has an exact identification, the others only a hint.
-    let ids = send(&mut a, to.id, &[80; 60]);
-    assert_eq!(ids, (60..120).collect::<Vec<_>>());
+    assert_eq!(send(&mut a, to.id, &[80; 60]), (60..120).collect::<Vec<_>>());
     let kinds: Vec<bool> =
         receive(&mut b, 60).iter().map(|g| matches!(g.ip_id, RxIpId::Exact { .. })).collect();
     assert_eq!(kinds, [vec![true], vec![false; 59]].concat());
@@ -182,8 +181,7 @@ fn identifications_stay_below_128_and_runs_end_there() {
     let to = path(&pair.a, &mut a, A4, B4);
     assert_eq!(send(&mut a, to.id, &[80; 50]), (0..50).collect::<Vec<_>>());
     // A long run is cut where the identifications end, and the next one restarts at 0.
-    let ids = send(&mut a, to.id, &[80; 200]);
-    assert_eq!(ids, (50..128).chain(0..122).collect::<Vec<_>>());
+    assert_eq!(send(&mut a, to.id, &[80; 200]), (50..128).chain(0..122).collect::<Vec<_>>());
     assert_eq!(receive(&mut b, 250).len(), 250);
     assert_eq!(b.stats().rx_runs, 3);
     // Too few are left for a useful run.
@@ -356,8 +354,7 @@ fn a_full_ring_drops_and_counts() {
     for _ in 0..20 {
         send(&mut a, to.id, &[64]);
     }
-    let got = receive(&mut b, 20);
-    assert_eq!(got.len(), 8);
+    assert_eq!(receive(&mut b, 20).len(), 8);
     assert_eq!((b.stats().rx_queue_drops, b.stats().rx_queue_drops), (12, 12), "it only grows");
     send(&mut a, to.id, &[64]);
     assert_eq!(receive(&mut b, 1).len(), 1, "there is room again");

@@ -101,8 +101,7 @@ fn another_user_has_no_guardian_wait() {
     let guarding = std::thread::spawn(move || {
         as_user(NOBODY, || {
             let own = pidfd_open(getpid(), PidfdFlags::empty()).expect("this process");
-            let count = left(&mut Guardian::new(socket, own)).len();
-            done.send(count).expect("it waits");
+            done.send(left(&mut Guardian::new(socket, own)).len()).expect("it waits");
         })
     });
     let (first, told) = match as_user(NOBODY, || ward(&name, &[here], 1)) {

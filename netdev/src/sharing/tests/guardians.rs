@@ -98,8 +98,7 @@ fn the_last_processes_of_an_address_leave_it_to_their_guardians() {
             scope.spawn(|| {
                 left.settle(end, || {
                     times.fetch_add(1, Ordering::Relaxed);
-                    let count = take_all(&[left.address]);
-                    found.lock().expect("whole").push((left.address, count));
+                    found.lock().expect("whole").push((left.address, take_all(&[left.address])));
                 });
             });
         }
@@ -190,8 +189,7 @@ fn a_guardian_ends_with_the_program_and_its_last_process() {
     let mut program = program.stdin(std::process::Stdio::piped()).spawn().expect("a program");
     let pid = rustix::process::Pid::from_child(&program);
     let (socket, name) = Guardian::socket().expect("a socket");
-    let pidfd = pidfd_open(pid, PidfdFlags::empty()).expect("a process");
-    let mut one = Guardian::new(socket, pidfd);
+    let mut one = Guardian::new(socket, pidfd_open(pid, PidfdFlags::empty()).expect("a process"));
     let (first, told) = ward(&name, &[here], 1);
     drop(program.stdin.take());
     program.wait().expect("it ends");

@@ -183,8 +183,7 @@ fn where_the_kernel_does_not_segment_datagrams_leave_singly() {
     // More segments than any kernel takes: EINVAL, as from a kernel with a lower limit than
     // assumed.
     a.paths.entry_mut(to_b).segments_max = 300;
-    let ids = stage(&mut a, to_b, &[64; 300]);
-    assert_eq!(ids, (0..300).collect::<Vec<_>>());
+    assert_eq!(stage(&mut a, to_b, &[64; 300]), (0..300).collect::<Vec<_>>());
     stage(&mut a, to_b, &[65; 2]);
     // The first datagram of the refused run was sealed for the identification of a single datagram;
     // the kernel takes the run behind it.

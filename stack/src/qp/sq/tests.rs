@@ -28,12 +28,10 @@ fn parts_walk_a_list_with_holes() {
 fn requests_occupy_consecutive_psns() {
     let mut sq = queue(2);
     sq.reset(FIRST);
-    let sge = [Sge { addr: 0, len: 2500, lkey: Key(1) }];
-    let wr = SendWr::send(SendData::Sges(&sge)).wr_id(1);
+    let wr = SendWr::send(SendData::Sges(&[Sge { addr: 0, len: 2500, lkey: Key(1) }])).wr_id(1);
     let empty = SendWr { data: SendData::Inline(&[]), ..wr };
     for wr in [&wr, &empty] {
-        let len = sq.check(wr).unwrap();
-        sq.push(wr, len, Mtu::Mtu1024, 4, false);
+        sq.push(wr, sq.check(wr).unwrap(), Mtu::Mtu1024, 4, false);
     }
     assert_eq!((sq.get(WqeIndex(0)).first, sq.get(WqeIndex(0)).last()), (FIRST, FIRST + 2));
     assert_eq!((sq.get(WqeIndex(1)).first, sq.get(WqeIndex(1)).last()), (FIRST + 3, FIRST + 3));
@@ -60,10 +58,8 @@ fn a_range_is_charged_with_what_its_packets_cost() {
         [(write, 64), (read, 3000), (write, 2500), (local, 0), (write, 0), (write, 1024)]
     {
         let sges = [Sge { addr: 0, len, lkey: Key(1) }];
-        let data = SendData::Sges(&sges[..usize::from(op != local)]);
-        let wr = SendWr::new(op, data).wr_id(1);
-        let len = sq.check(&wr).unwrap();
-        sq.push(&wr, len, mtu, 4, false);
+        let wr = SendWr::new(op, SendData::Sges(&sges[..usize::from(op != local)])).wr_id(1);
+        sq.push(&wr, sq.check(&wr).unwrap(), mtu, 4, false);
         let wqe = sq.get(sq.tail - 1);
         costs.extend(wqe.first.until(wqe.last() + 1).map(|psn| match op {
             SendOp::Write { .. } => Cost::of(1, Budget::cost(wqe.payload(psn, mtu) + OVERHEAD)),
@@ -104,8 +100,7 @@ fn only_one_packet_that_waits_for_nothing_is_plain() {
         (local, 0, false, false),
     ] {
         let sges = [Sge { addr: 0, len, lkey: Key(1) }];
-        let data = SendData::Sges(&sges[..usize::from(op != local)]);
-        let mut wr = SendWr::new(op, data).wr_id(1);
+        let mut wr = SendWr::new(op, SendData::Sges(&sges[..usize::from(op != local)])).wr_id(1);
         wr.fence = fence;
         let len = sq.check(&wr).unwrap();
         sq.push(&wr, len, Mtu::Mtu1024, 4, false);

@@ -143,8 +143,7 @@ pub(crate) fn is_listening(shown: &str, port: u16) -> bool {
 /// Runs a check in a process of its own. A check that hangs or crashes takes nothing with it, and a
 /// skipped check reports it.
 fn check(check: &str, name: &str, address: IpAddr) -> Result<(), String> {
-    let program = std::env::current_exe().map_err(|error| error.to_string())?;
-    let mut command = Command::new(program);
+    let mut command = Command::new(std::env::current_exe().map_err(|error| error.to_string())?);
     command.args(["check", check, name, &address.to_string()]).stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = ChildGuard::spawn(&mut command).map_err(|error| error.to_string())?;

@@ -214,8 +214,7 @@ fn versions() -> Vec<(String, String)> {
         let said = output.ok().filter(|output| output.status.success() || name == "perftest");
         let said = said.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
         if let Some(version) = said.filter(|said| !said.is_empty()) {
-            let version = version.trim_start_matches("Version: ");
-            found.push((name.to_owned(), version.to_owned()));
+            found.push((name.to_owned(), version.trim_start_matches("Version: ").to_owned()));
         }
     }
     found

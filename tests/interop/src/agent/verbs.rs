@@ -181,8 +181,7 @@ impl Verbs {
             }
             Request::ArmSrq { srq, limit } => self.srq(*srq)?.arm(*limit).map_err(text)?,
             Request::Bytes(range) => {
-                let bytes = self.region(range)?.to_vec(range.offset, range.len);
-                return Ok(Reply::Bytes(bytes));
+                return Ok(Reply::Bytes(self.region(range)?.to_vec(range.offset, range.len)));
             }
             Request::Qp { service, access, srq } => return self.create_qp(*service, *access, *srq),
             Request::Handle { address } => self.create_handle(*address)?,
@@ -194,8 +193,7 @@ impl Verbs {
             }
             Request::Detach { qp, group } => self.qp(*qp)?.detach_mcast(*group).map_err(text)?,
             Request::Prepare { qp, access } => {
-                let init = ModifyAttr::init(access_of(*access)?);
-                self.qp(*qp)?.modify(&init).map_err(text)?;
+                self.qp(*qp)?.modify(&ModifyAttr::init(access_of(*access)?)).map_err(text)?;
             }
             Request::Connect { qp, peer, how } => self.connect(*qp, peer, how)?,
             Request::Modify { qp, state } => {

@@ -260,8 +260,7 @@ fn add_busybox(packages: &Path, tree: &Path) -> Result<()> {
     for applet in list.lines().filter(|name| *name != "busybox" && !PROGRAMS.contains(name)) {
         // The kernel calls /sbin/modprobe.
         let dir = if applet == "modprobe" { "sbin" } else { "bin" };
-        let path = tree.join(dir).join(applet);
-        symlink("/bin/busybox", path)?;
+        symlink("/bin/busybox", tree.join(dir).join(applet))?;
     }
     // busybox's own shell would prefer its own `ip` and other applets to programs on the search
     // path.

@@ -165,8 +165,7 @@ fn counters(ctx: &Context) -> Step {
     let qp = qp.connect(&end, &ConnectOptions::default()).map_err(|refused| text(refused.error))?;
     let op = SendOp::Write { remote: mr.address() + 8192, rkey: mr.rkey(), imm: None };
     let (sge, signaled) = ([mr.sge(0, 8192)], true);
-    let data = SendData::Sges(&sge);
-    let wr = SendWr::new(op, data).wr_id(1).signaled(signaled);
+    let wr = SendWr::new(op, SendData::Sges(&sge)).wr_id(1).signaled(signaled);
     qp.post_send(&[wr]).map_err(|error| error.to_string())?;
     let wc = cq.wait_one(Duration::from_secs(10)).map_err(text)?;
     ensure(wc.status == WcStatus::Success, || format!("{wc:?}"))?;

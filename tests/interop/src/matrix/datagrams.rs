@@ -22,12 +22,10 @@ pub(super) fn send(s: &mut Session<'_>) -> Step {
         let imm = (number % 2 == 0).then_some(0xcafe_0000 | len as u32);
         s.active.fill(at(0, len), number)?;
         s.passive.receive(number, &[at(HALF, GRH + len)])?;
-        let op = s.active.send_to(0, &s.passive, QKEY, imm);
-        s.active.perform(number, op, &[at(0, len)])?;
+        s.active.perform(number, s.active.send_to(0, &s.passive, QKEY, imm), &[at(0, len)])?;
         s.passive.received_from(s.active.qpn(), number, len, imm)?;
         s.passive.holds(at(HALF + GRH, len), number)?;
-        let header = s.passive.bytes(at(HALF, GRH))?;
-        check_header(&header, s.active.address(), s.passive.address())?;
+        check_header(&s.passive.bytes(at(HALF, GRH))?, s.active.address(), s.passive.address())?;
     }
     Ok(())
 }
@@ -82,8 +80,7 @@ pub(super) fn answered(s: &mut Session<'_>) -> Step {
     active.perform(2, question, &[at(0, 40)])?;
     passive.received_from(active.qpn(), 1, 40, None)?;
     passive.do_(&Request::HandleOfLast { grh: at(HALF, GRH) })?;
-    let answer = passive.send_to(1, active, QKEY, None);
-    passive.perform(2, answer, &[at(0, 40)])?;
+    passive.perform(2, passive.send_to(1, active, QKEY, None), &[at(0, 40)])?;
     active.received_from(passive.qpn(), 1, 40, None)?;
     active.holds(at(HALF + GRH, 40), 2)
 }
@@ -92,8 +89,7 @@ pub(super) fn answered(s: &mut Session<'_>) -> Step {
 pub(super) fn wrong_key(s: &mut Session<'_>) -> Step {
     let before = s.passive.dropped("qkey")?;
     s.passive.receive(1, &[at(HALF, GRH + 64)])?;
-    let op = s.active.send_to(0, &s.passive, QKEY ^ 1, None);
-    s.active.perform(1, op, &[at(0, 64)])?;
+    s.active.perform(1, s.active.send_to(0, &s.passive, QKEY ^ 1, None), &[at(0, 64)])?;
     s.passive.quiet(LOST_MS)?;
     s.passive.untouched(at(HALF, GRH + 64))?;
     let dropped = s.passive.dropped("qkey")? - before;
@@ -107,8 +103,7 @@ pub(super) fn wrong_key(s: &mut Session<'_>) -> Step {
 pub(super) fn controlled_key(s: &mut Session<'_>) -> Step {
     s.active.fill(at(0, 64), 1)?;
     s.passive.receive(1, &[at(HALF, GRH + 64)])?;
-    let op = s.active.send_to(0, &s.passive, 0x8000_0001, None);
-    s.active.perform(1, op, &[at(0, 64)])?;
+    s.active.perform(1, s.active.send_to(0, &s.passive, 0x8000_0001, None), &[at(0, 64)])?;
     if s.active.kind() == Kind::SoftRoce {
         // Soft-RoCE sends the request's key: see the table of its departures.
         s.notice("a controlled Q_Key of a request is sent instead of the queue pair's");
@@ -141,8 +136,7 @@ pub(super) fn no_receive(s: &mut Session<'_>) -> Step {
 pub(super) fn too_long(s: &mut Session<'_>) -> Step {
     let before = s.passive.dropped("too_long")?;
     s.passive.receive(1, &[at(HALF, GRH + 64)])?;
-    let op = s.active.send_to(0, &s.passive, QKEY, None);
-    s.active.perform(1, op, &[at(0, 65)])?;
+    s.active.perform(1, s.active.send_to(0, &s.passive, QKEY, None), &[at(0, 65)])?;
     s.passive.quiet(LOST_MS)?;
     let dropped = s.passive.dropped("too_long")? - before;
     if s.passive.kind() == Kind::Rocinante {
@@ -154,8 +148,7 @@ pub(super) fn too_long(s: &mut Session<'_>) -> Step {
 /// A good datagram of 64 bytes goes to the receive 1.
 fn arrives(s: &mut Session<'_>) -> Step {
     s.active.fill(at(0, 64), 9)?;
-    let op = s.active.send_to(0, &s.passive, QKEY, None);
-    s.active.perform(99, op, &[at(0, 64)])?;
+    s.active.perform(99, s.active.send_to(0, &s.passive, QKEY, None), &[at(0, 64)])?;
     s.passive.received_from(s.active.qpn(), 1, 64, None)?;
     s.passive.holds(at(HALF + GRH, 64), 9)?;
     s.both_in(State::Rts)
@@ -171,8 +164,7 @@ pub(super) fn stops_sending(s: &mut Session<'_>) -> Step {
     let Session { active, passive, .. } = s;
     passive.fill(at(0, 9), 5)?;
     active.receive(4, &[at(HALF, GRH + 9)])?;
-    let answer = passive.send_to(0, active, QKEY, None);
-    passive.perform(4, answer, &[at(0, 9)])?;
+    passive.perform(4, passive.send_to(0, active, QKEY, None), &[at(0, 9)])?;
     active.received_from(passive.qpn(), 4, 9, None)?;
     active.holds(at(HALF + GRH, 9), 5)?;
     active.modify(State::Rts)?;

@@ -18,8 +18,7 @@ pub(super) fn out_of_range(s: &mut Session<'_>) -> Step {
 /// The region may be read and not written.
 pub(super) fn region_forbids(s: &mut Session<'_>) -> Step {
     let region = s.passive.region(4096, LOCAL_WRITE | REMOTE_READ)?;
-    let read = Op::Read { remote: region.address, rkey: region.rkey };
-    s.active.perform(9, read, &[at(0, 16)])?;
+    s.active.perform(9, Op::Read { remote: region.address, rkey: region.rkey }, &[at(0, 16)])?;
     let write = Op::Write { remote: region.address, rkey: region.rkey, imm: None };
     refused(s, write, "REM_ACCESS_ERR")
 }
@@ -114,8 +113,7 @@ pub(super) fn connected_again(s: &mut Session<'_>) -> Step {
     let len = s.mtu() + 1;
     for round in 0..3 {
         s.active.fill(at(0, len), round.into())?;
-        let op = s.passive.write_to(0, None);
-        s.active.perform(0, op, &[at(0, len)])?;
+        s.active.perform(0, s.passive.write_to(0, None), &[at(0, len)])?;
         s.passive.holds(at(0, len), round.into())?;
         s.reconnect(0x100 + round)?;
     }
@@ -133,8 +131,7 @@ pub(super) fn drained(s: &mut Session<'_>) -> Step {
     s.active.expect(&found, &vec![], "the completions in SQD")?;
     s.passive.untouched(at(128, 64))?;
     // Meanwhile the active side responds.
-    let op = s.active.read_from(0);
-    s.passive.perform(3, op, &[at(4096, 64)])?;
+    s.passive.perform(3, s.active.read_from(0), &[at(4096, 64)])?;
     s.passive.holds(at(4096, 64), 1)?;
     s.active.modify(State::Rts)?;
     let second = signaled(2, s.passive.write_to(256, None), &[at(0, 64)]);

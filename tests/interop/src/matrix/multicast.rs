@@ -46,8 +46,11 @@ fn join(s: &mut Session<'_>, qp: usize, wr_id: u64) -> Step {
         let heard = s.passive.poll(1, PROBE_MS)?;
         if let Some(wc) = heard.first() {
             let found = (wc.wr_id, wc.qpn, wc.status.as_str());
-            let wanted = (wr_id, s.passive.qpn_of(qp), "SUCCESS");
-            return s.passive.expect(&found, &wanted, "the probe");
+            return s.passive.expect(
+                &found,
+                &(wr_id, s.passive.qpn_of(qp), "SUCCESS"),
+                "the probe",
+            );
         }
     }
     Err(format!("datagrams to {group} do not reach its members"))
@@ -86,8 +89,7 @@ pub(super) fn reaches_members(s: &mut Session<'_>) -> Step {
             };
             s.passive.expect(wc, &wanted, "the completion")?;
             s.passive.holds(at(HALF + qp * APART + GRH, len), round)?;
-            let header = s.passive.bytes(at(HALF + qp * APART, GRH))?;
-            check_header(&header, s.active.address(), group)?;
+            check_header(&s.passive.bytes(at(HALF + qp * APART, GRH))?, s.active.address(), group)?;
         }
     }
     s.passive.quiet(LOST_MS)

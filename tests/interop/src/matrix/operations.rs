@@ -87,8 +87,7 @@ pub(super) fn send_solicited(s: &mut Session<'_>) -> Step {
 pub(super) fn write_sizes(s: &mut Session<'_>) -> Step {
     for (number, len) in (0..).zip(s.sizes()) {
         s.active.fill(at(0, len), number)?;
-        let op = s.passive.write_to(HALF + 3, None);
-        s.active.perform(number, op, &[at(0, len)])?;
+        s.active.perform(number, s.passive.write_to(HALF + 3, None), &[at(0, len)])?;
         s.passive.holds(at(HALF + 3, len), number)?;
     }
     s.passive.untouched(at(0, HALF + 3))?;
@@ -117,8 +116,7 @@ fn writes_in_a_list(s: &mut Session<'_>) -> Step {
 }
 
 pub(super) fn write_zero(s: &mut Session<'_>) -> Step {
-    let op = s.passive.write_to(0, None);
-    s.active.perform(1, op, &[])?;
+    s.active.perform(1, s.passive.write_to(0, None), &[])?;
     // Without bytes, neither address nor key is checked.
     s.active.perform(2, Op::Write { remote: 0, rkey: 0, imm: None }, &[])?;
     s.passive.untouched(at(0, HALF))
@@ -128,8 +126,7 @@ pub(super) fn write_immediate(s: &mut Session<'_>) -> Step {
     for (number, len) in (0..).zip([0, 7, 2 * s.mtu() + 1]) {
         s.active.fill(at(0, len), 8)?;
         s.passive.receive(number, &[at(0, 0)])?;
-        let op = s.passive.write_to(HALF, Some(0xabcd));
-        s.active.perform(number, op, &[at(0, len)])?;
+        s.active.perform(number, s.passive.write_to(HALF, Some(0xabcd)), &[at(0, len)])?;
         let wc = s.passive.ends(number, "SUCCESS")?;
         s.passive.expect(&wc.opcode, &Opcode::RecvWriteImm, "the opcode")?;
         s.passive.expect(&wc.imm, &Some(0xabcd), "the immediate")?;
@@ -161,16 +158,14 @@ pub(super) fn write_gathered(s: &mut Session<'_>) -> Step {
 pub(super) fn read_sizes(s: &mut Session<'_>) -> Step {
     for (number, len) in (0..).zip(s.sizes()) {
         s.passive.fill(at(5, len), number)?;
-        let op = s.passive.read_from(5);
-        s.active.perform(number, op, &[at(HALF, len)])?;
+        s.active.perform(number, s.passive.read_from(5), &[at(HALF, len)])?;
         s.active.holds(at(HALF, len), number)?;
     }
     s.active.untouched(at(0, HALF))
 }
 
 pub(super) fn read_zero(s: &mut Session<'_>) -> Step {
-    let op = s.passive.read_from(0);
-    s.active.perform(1, op, &[])?;
+    s.active.perform(1, s.passive.read_from(0), &[])?;
     s.active.untouched(at(0, HALF))
 }
 

@@ -323,8 +323,7 @@ impl<'a> Session<'a> {
         for _ in 0..qps {
             let full = self.passive.full() & most;
             self.passive.make_qp(service, access & full, shared.map(|_| 0))?;
-            let full = self.active.full() & most;
-            self.active.make_qp(service, full, None)?;
+            self.active.make_qp(service, self.active.full() & most, None)?;
         }
         if matches!(service, Service::Ud { .. }) {
             let (active, passive) = (self.active.address(), self.passive.address());

@@ -44,8 +44,11 @@ pub(super) fn datagrams(s: &mut Session<'_>) -> Step {
         let (id, len) = (round as u64, 10 + round);
         s.active.fill(at(0, len), id)?;
         let qpn = s.passive.qpn_of(qp);
-        let op = Op::SendTo { handle: 0, qpn, qkey: QKEY, imm: None };
-        s.active.perform(id, op, &[at(0, len)])?;
+        s.active.perform(
+            id,
+            Op::SendTo { handle: 0, qpn, qkey: QKEY, imm: None },
+            &[at(0, len)],
+        )?;
         let wc = s.passive.received_on(qp, id, GRH + len)?;
         s.passive.expect(&wc.source, &Some(s.active.qpn()), "the sender")?;
         s.passive.holds(at(round * SIZE + GRH, len), id)?;

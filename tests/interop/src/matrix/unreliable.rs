@@ -29,8 +29,7 @@ pub(super) fn write(s: &mut Session<'_>) -> Step {
         s.active.fill(at(0, len), number)?;
         s.passive.receive(number, &[at(0, 0)])?;
         let imm = (number % 2 == 0).then_some(0xbeef_0000 | len as u32);
-        let op = s.passive.write_to(HALF + 3, imm);
-        s.active.perform(number, op, &[at(0, len)])?;
+        s.active.perform(number, s.passive.write_to(HALF + 3, imm), &[at(0, len)])?;
         let wanted = match imm {
             Some(_) => (Opcode::RecvWriteImm, len),
             None => {

@@ -205,8 +205,7 @@ fn send_requests_in_the_librarys_form() {
         (SendOp::CompareSwap { remote, rkey, compare: 5, swap: 6 }, 5, [0; 4], atomic(5, 6)),
         (SendOp::FetchAdd { remote, rkey, add: 7 }, 6, [0; 4], atomic(7, 0)),
     ] {
-        let data = SendData::Sges(&sges);
-        let wr_of = SendWr::new(op, data).wr_id(42).signaled(false);
+        let wr_of = SendWr::new(op, SendData::Sges(&sges)).wr_id(42).signaled(false);
         let (out, inline) = send_wr(&wr_of, 0).unwrap();
         assert_eq!(
             (out.wr_id, out.opcode, out.imm_data, out.wr),
@@ -281,12 +280,10 @@ fn flags_of_send_requests() {
     }
     let bytes = [1, 2, 3];
     let op = SendOp::Send { imm: None };
-    let data = SendData::Inline(&bytes);
-    let wr = SendWr::new(op, data).signaled(false);
+    let wr = SendWr::new(op, SendData::Inline(&bytes)).signaled(false);
     let (out, inline) = send_wr(&wr, 0).unwrap();
     assert_eq!((out.send_flags, out.num_sge), (8, 1));
-    let sge = Sge { addr: bytes.as_ptr() as u64, len: 3, lkey: Key(0) };
-    assert_eq!(inline, Some(sge));
+    assert_eq!(inline, Some(Sge { addr: bytes.as_ptr() as u64, len: 3, lkey: Key(0) }));
 }
 
 #[test]

@@ -51,8 +51,7 @@ const LIES: [Lie; 17] = [
         grant(&connection, GRANTED, &with(ns, 0, opened(other, CHUNKS).remove(0)));
     }),
     ("a socket that is not bound", |connection, ns, _| {
-        let socket = ns.run(XdpSocket::new).expect("a socket");
-        grant(&connection, GRANTED, &with(ns, 0, socket.into()));
+        grant(&connection, GRANTED, &with(ns, 0, ns.run(XdpSocket::new).expect("a socket").into()));
     }),
     ("rings of another size", |connection, ns, _| {
         let mut larger = opened(ns, 2 * CHUNKS);
