@@ -209,8 +209,7 @@ impl Quiet {
 fn not_ready(quiet: &mut Quiet, rounds: u32) {
     for _ in 0..rounds {
         let end = &mut quiet.ends[0];
-        let op = SendOp::Send { imm: None };
-        let wr = SendWr::new(op, SendData::Inline(&[1; 8])).wr_id(1);
+        let wr = SendWr::new(SendOp::Send { imm: None }, SendData::Inline(&[1; 8])).wr_id(1);
         end.engine.post_send(end.qpn, &wr, &mut end.host).unwrap();
         quiet.exchange();
         let end = &mut quiet.ends[1];

@@ -49,8 +49,7 @@ impl Attacker {
     pub fn send_whole(&self, packet: &[u8]) {
         // A raw socket has no port.
         let to = SocketAddr::new(self.target, 0);
-        let sent = sendto(&self.socket, packet, SendFlags::empty(), &to).unwrap();
-        assert_eq!(sent, packet.len());
+        assert_eq!(sendto(&self.socket, packet, SendFlags::empty(), &to).unwrap(), packet.len());
     }
 
     /// A UDP datagram from `src`, with its IP header.

@@ -139,8 +139,7 @@ impl Random {
                 5 => input.insert(at, self.below(256) as u8),
                 6 => {
                     let end = at + self.below(len - at + 1);
-                    let part = input[at..end].to_vec();
-                    input.extend(part);
+                    input.extend(input[at..end].to_vec());
                 }
                 _ => {
                     let other = &from[self.below(from.len())];

@@ -72,8 +72,7 @@ fn an_idle_queue_pair_takes_little() {
         let regions =
             harness.sides.each_ref().map(|side| side.pd.allocate(REGION, Access::ALL).unwrap());
         // The first pair makes all allocations that happen only once.
-        let first = pair(&harness);
-        exchange(&harness, &first, &regions);
+        exchange(&harness, &pair(&harness), &regions);
         let before = BYTES.load(Ordering::SeqCst);
         let each = || (BYTES.load(Ordering::SeqCst) - before) / (2 * QPS as i64);
         let mut qps = Vec::with_capacity(QPS);
@@ -109,8 +108,7 @@ fn pair(harness: &Harness) -> [Qp; 2] {
 fn exchange(harness: &Harness, qps: &[Qp; 2], regions: &[Mr; 2]) {
     let half = REGION / 2;
     for (from, to) in [(0, 1), (1, 0)] {
-        let lands = [regions[to].sge(half, half)];
-        qps[to].post_recv(&[RecvWr { wr_id: 1, sges: &lands }]).unwrap();
+        qps[to].post_recv(&[RecvWr { wr_id: 1, sges: &[regions[to].sge(half, half)] }]).unwrap();
         let (remote, rkey) = (regions[to].address() + half as u64, regions[to].rkey());
         let source = [regions[from].sge(0, half)];
         let write = wr(2, SendOp::Write { remote, rkey, imm: None }, &source);

@@ -231,8 +231,7 @@ fn what_else_leads_to_memory_that_is_gone_is_refused_too() {
     let sides = undriven(2);
     for how in WAYS {
         let pages = Pages::new();
-        let bindable = Access::ALL | Access::MW_BIND;
-        let region = pages.register(&sides[1], bindable);
+        let region = pages.register(&sides[1], Access::ALL | Access::MW_BIND);
         let [window_pair, changed] = [(); 2].map(|()| connect(&sides, TIMEOUT));
         let window = sides[1].pd.alloc_mw(MwType::Type1).unwrap();
         let at = TAKEN.start * pages.page;
@@ -249,8 +248,7 @@ fn what_else_leads_to_memory_that_is_gone_is_refused_too() {
         drop(window);
         let mut region = region;
         region.rereg(&Rereg { access: Some(Access::ALL), ..Rereg::default() }).unwrap();
-        let seen = Touch::PeerWrites.run(&sides, &changed, bad, region.rkey());
-        assert_eq!(seen, refused, "{how:?}");
+        assert_eq!(Touch::PeerWrites.run(&sides, &changed, bad, region.rkey()), refused, "{how:?}");
     }
 }
 

@@ -100,8 +100,7 @@ fn what_happens_is_told_and_no_packet_is() {
     // A failure: once, though more is flushed.
     let foreign = (b.mr.address(), Key(b.mr.rkey().0 ^ 0x100));
     qp.post_send(&[write(77, foreign), send(78, b"x"), send(79, b"x")]).unwrap();
-    let wc = a.cq.wait_one(sim::PATIENCE).unwrap();
-    assert_eq!(wc.status, WcStatus::RemAccessErr);
+    assert_eq!(a.cq.wait_one(sim::PATIENCE).unwrap().status, WcStatus::RemAccessErr);
     assert!(lines.has(&["rocinante::qp", &qpn, "status=REM_ACCESS_ERR", "wr_id=77"]));
     assert_eq!((lines.count("wr_id=77"), lines.count("wr_id=78")), (1, 0));
     until("the peer's side is reported", || {

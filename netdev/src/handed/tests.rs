@@ -82,8 +82,7 @@ fn unknown_fields_are_passed_over_and_other_versions_are_not() {
         text.replacen(from, to, 1).into_bytes()
     };
     let bytes = request().encode().expect("within bounds");
-    let more = change(&bytes, "{", "{\"later\":{\"a\":[1]},");
-    assert_eq!(Request::decode(&more), Ok(request()));
+    assert_eq!(Request::decode(&change(&bytes, "{", "{\"later\":{\"a\":[1]},")), Ok(request()));
     let newer = change(&bytes, "\"version\":1", "\"version\":2");
     assert_eq!(Request::decode(&newer).expect_err("another version").code, Code::Version);
     let other = change(&bytes, "\"packet\"", "\"pigeon\"");
@@ -209,8 +208,7 @@ fn an_answer_comes_with_its_descriptors_in_their_order() {
     let (answer, descriptors) = receive_answer(&program).expect("there").expect("an answer");
     assert_eq!(answer, answers()[0]);
     let got = descriptors.into_iter().map(|fd| UdpSocket::from(fd).local_addr().unwrap().port());
-    let sent = sockets.map(|socket| socket.local_addr().unwrap().port());
-    assert_eq!(got.collect::<Vec<_>>(), sent);
+    assert_eq!(got.collect::<Vec<_>>(), sockets.map(|socket| socket.local_addr().unwrap().port()));
     // More than an answer can have are closed, all of them.
     let (held, other) = pair();
     transport::tests::send_with(&agent, &answers()[0].encode(), &[held.as_fd(); 200]);

@@ -141,8 +141,7 @@ fn losses_come_singly_and_in_bursts() {
 fn duplicates_arrive_twice() {
     let (stats, trace) = run(5, LinkConfig { duplicate_ppm: 10_000, ..LinkConfig::default() });
     assert!((140..260).contains(&stats.duplicated), "{stats:?}");
-    let twice = trace.windows(2).filter(|w| w[0].0 == w[1].0).count();
-    assert_eq!(twice as u64, stats.duplicated);
+    assert_eq!(trace.windows(2).filter(|w| w[0].0 == w[1].0).count() as u64, stats.duplicated);
     assert_eq!(trace.len() as u64, 20_000 + stats.duplicated);
 }
 
@@ -251,8 +250,7 @@ fn links_have_a_direction_and_their_own_faults() {
     send(&mut a, a_to_b, 5, 64);
     send(&mut a, a_to_c, 5, 64);
     send(&mut b, b_to_a, 5, 64);
-    let counts = [&mut b, &mut c, &mut a].map(|port| drain(&net, port).len());
-    assert_eq!(counts, [0, 5, 5]);
+    assert_eq!([&mut b, &mut c, &mut a].map(|port| drain(&net, port).len()), [0, 5, 5]);
     // A new default does not change the link that was set.
     net.set_default_link(LinkConfig { duplicate_ppm: 1_000_000, ..LinkConfig::default() });
     send(&mut a, a_to_b, 5, 64);

@@ -206,8 +206,7 @@ fn devices_beside_each_other_hear_their_own(backend: Backend) -> Result<(), Stri
     let own = [B, ["10.9.0.12", "fd09::12"]];
     let mut devices = Vec::new();
     for own in &own {
-        let ports = open_shards(&pair.b, backend, own, 2).map_err(|e| e.to_string())?;
-        devices.extend(ports);
+        devices.extend(open_shards(&pair.b, backend, own, 2).map_err(|e| e.to_string())?);
     }
     let mut a = open(&pair.a, Backend::Udp, &A).map_err(|e| e.to_string())?;
     // With both, and with the second alone.

@@ -169,8 +169,7 @@ fn the_entry_of_a_peer_without_users_is_taken_by_the_next() {
     let said = Budget { bytes: 1, datagrams: 1 };
     let same = peers.join((OURS, [10, 0, 0, 2].into()), QPN, ROOM, PeerKind::Rocinante(Frames));
     assert_eq!((same, peers.get(same).announced), (first, ROOM));
-    let other = peers.join((OURS, [10, 0, 0, 3].into()), QPN, said, PeerKind::Standard);
-    assert_ne!(other, first);
+    assert_ne!(peers.join((OURS, [10, 0, 0, 3].into()), QPN, said, PeerKind::Standard), first);
     peers.leave(first);
     assert_ne!(
         peers.join((OURS, [10, 0, 0, 4].into()), QPN, said, PeerKind::Standard),
@@ -375,8 +374,7 @@ fn a_peer_speaks_for_the_slots_that_it_has() {
         [(2, 0x00_0001), (2, 0x01_0001), (3, 0x00_0001)].map(|(host, qpn)| {
             peers.join((OURS, [10, 0, 0, host].into()), Some(Qpn::new(qpn)), ROOM, kind)
         });
-    let takes = Pacing { packet_ns: 100, ..Pacing::default() };
-    peers.learn([10, 0, 0, 2].into(), Some((1, takes)));
+    peers.learn([10, 0, 0, 2].into(), Some((1, Pacing { packet_ns: 100, ..Pacing::default() })));
     let paces = |peers: &Peers| [first, second, other].map(|id| peers.pace(id).packet_ns());
     assert_eq!(paces(&peers), [100, 800, 800], "it has one slot; another peer is unknown");
     peers.learn([10, 0, 0, 3].into(), None);

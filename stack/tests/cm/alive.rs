@@ -155,8 +155,7 @@ fn a_successor_with_the_same_queue_pairs_does_not_keep_the_old_connection() {
     net.listen(4);
     net.cm[A].forget(net.now, ConnId(CommId(1)));
     let a = {
-        let old = net.take(A);
-        assert_eq!(old, []);
+        assert_eq!(net.take(A), []);
         net.connect(0x12)
     };
     net.run(1);
@@ -486,8 +485,7 @@ fn what_is_said_before_and_after_a_connection_is_answered_with_no() {
     let _ = [A, B].map(|side| net.take(side));
     let (a, b) = net.connected(0x12, 0x23);
     assert_eq!([asks(&mut net, A, (b.0, a.0)), asks(&mut net, B, (a.0, b.0))], [1, 1]);
-    net.cm[A].disconnect(net.now, a, b"").unwrap();
-    net.run(1);
+    net.leave(A, a);
     assert_eq!([asks(&mut net, A, (b.0, a.0)), asks(&mut net, B, (a.0, b.0))], [0, 0]);
 }
 
@@ -553,9 +551,7 @@ fn the_end_of_the_clock_and_periods_without_end_do_no_harm() {
             net.run(1);
             let asked = net.take(B);
             let [CmEvent::Request { conn, .. }] = asked[..] else { continue };
-            net.accept(conn, 0x22);
-            net.run(1);
-            net.take(A);
+            net.replied(conn, 0x22);
             let _ = net.cm[A].establish(b, b"");
             for _ in 0..400 {
                 if !net.step(Time(u64::MAX - 1)) {

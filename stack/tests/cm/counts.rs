@@ -114,9 +114,7 @@ fn next_rejection(net: &mut Net, side: usize, look: impl Fn(&Rej<'_>)) -> bool {
 /// The peer cannot know the number of a side that gave up before it was answered.
 #[test]
 fn only_a_rejection_for_time_names_the_adapter() {
-    let mut net = Net::new();
-    net.listen(1);
-    let (_, b) = net.asked(0x11);
+    let (mut net, _, b) = Net::asking();
     net.cm[B].reject(b, RejReason::CONSUMER, b"no").unwrap();
     let by_consumer = |rej: &Rej<'_>| {
         assert_eq!((rej.reason, rej.info), (RejReason::CONSUMER, &b""[..]));
@@ -164,8 +162,7 @@ fn whatever_arrives_again_is_counted_and_changes_nothing() {
     net.listen(4);
     for round in 1..=2 {
         let (a, _) = net.connected(0x10 + round, 0x20 + round);
-        net.cm[A].disconnect(net.now, a, b"").unwrap();
-        net.run(1);
+        net.leave(A, a);
         let [asking, listening] = [A, B].map(|side| *net.cm[side].counters());
         // The second REP, and three of four DREPs, as each of two DREQs is answered.
         assert_eq!((asking.duplicates, asking.stray), (4 * u64::from(round), 0));
@@ -211,8 +208,7 @@ fn messages_of_another_connection_or_role_are_strays() {
         let (_, CmMessage::Apr(apr)) = CmMessage::parse(&sent).unwrap() else { panic!("no APR") };
         assert_eq!(apr.status, status);
     }
-    net.cm[A].disconnect(net.now, a, b"").unwrap();
-    net.run(1);
+    net.leave(A, a);
     for _ in 0..2 {
         assert_eq!(counted(&mut net, A, drep(b.0, a.0)), AGAIN);
         assert_eq!(counted(&mut net, A, drep(other, a.0)), STRAY);

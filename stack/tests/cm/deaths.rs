@@ -26,12 +26,9 @@ fn a_peer_that_died_and_asks_again_with_the_same_queue_pair_ends_the_old_connect
 
 #[test]
 fn a_peer_that_died_is_told_when_the_old_connection_speaks() {
-    let mut net = Net::new();
-    net.listen(1);
-    let (a, _) = net.connected(0x11, 0x22);
+    let (mut net, a, _) = Net::joined();
     net.restart(B, 99);
-    net.cm[A].disconnect(net.now, a, b"").unwrap();
-    net.run(1);
+    net.leave(A, a);
     // B does not know the connection, and answers that it has ended.
     assert_eq!(net.one(A), disconnected(a, Ended::ByUs));
     net.run(500);
@@ -42,9 +39,7 @@ fn a_peer_that_died_is_told_when_the_old_connection_speaks() {
 #[test]
 fn the_asker_dies_at_each_step() {
     // After the REQ: no connection waits for the reply, and A says so.
-    let mut net = Net::new();
-    net.listen(1);
-    let (_, b) = net.asked(0x11);
+    let (mut net, _, b) = Net::asking();
     net.restart(A, 99);
     net.accept(b, 0x22);
     net.run(1);
@@ -53,9 +48,7 @@ fn the_asker_dies_at_each_step() {
     net.take(B);
     net.assert_nothing_left();
     // After the REQ, and the address is gone too: the reply is repeated up to the limit.
-    let mut net = Net::new();
-    net.listen(1);
-    let (_, b) = net.asked(0x11);
+    let (mut net, _, b) = Net::asking();
     net.restart(A, 99);
     net.mute[A] = true;
     net.accept(b, 0x22);
@@ -64,7 +57,7 @@ fn the_asker_dies_at_each_step() {
     net.assert_nothing_left();
     // Before the DREQ is answered.
     let mut net = Net::new();
-    net.listen(1);
+    net.listen(4);
     let (_, b) = net.connected(0x11, 0x22);
     net.restart(A, 99);
     net.mute[A] = true;
@@ -84,17 +77,12 @@ fn the_listener_dies_at_each_step() {
     net.run(500);
     assert_eq!(rejection(&net.take(A)[0]), RejReason::INVALID_SERVICE_ID);
     // After its reply: the connection exists on one side only, and ends with its disconnect.
-    let mut net = Net::new();
-    net.listen(1);
-    let (c, d) = net.asked(0x11);
-    net.accept(d, 0x22);
-    net.run(1);
-    net.take(A);
+    let (mut net, c, d) = Net::asking();
+    net.replied(d, 0x22);
     net.restart(B, 99);
     net.cm[A].establish(c, b"").unwrap();
     net.run(1);
-    net.cm[A].disconnect(net.now, c, b"").unwrap();
-    net.run(1);
+    net.leave(A, c);
     assert_eq!(net.one(A), disconnected(c, Ended::ByUs));
 }
 
@@ -120,8 +108,7 @@ fn who_has_waited_uses_its_number_again_while_the_peer_still_waits() {
         net.cm[A].forget(now, a);
         let (a, b) = net.connected(0x1000, 0x2001);
         assert_eq!(net.cm[B].counters().stale, 0);
-        net.cm[A].disconnect(net.now, a, b"").unwrap();
-        net.run(1);
+        net.leave(A, a);
         assert_eq!(net.one(B), disconnected(b, Ended::ByPeer));
         net.run(FOR_EVER);
         net.take(A);

@@ -67,9 +67,7 @@ fn notes_are_of_connections_that_a_peer_may_have() {
     net.listen(1);
     let (a, b) = net.asked(0x03_0011);
     assert_eq!(noted(&mut net), []);
-    net.accept(b, 0x22);
-    net.run(1);
-    net.take(A);
+    net.replied(b, 0x22);
     assert_eq!(noted(&mut net), []);
     net.cm[A].establish(a, b"").unwrap();
     assert_eq!(kept(&mut net).len(), 1);
@@ -79,8 +77,7 @@ fn notes_are_of_connections_that_a_peer_may_have() {
     assert_eq!(noted(&mut net), [], "its DREQ may be lost");
     net.mute[B] = false;
     net.run(500);
-    let gone = Noted { address: address(A), id: a.0, note: None };
-    assert_eq!(noted(&mut net)[..1], [gone]);
+    assert_eq!(noted(&mut net)[..1], [Noted { address: address(A), id: a.0, note: None }]);
     // As the listener: from its REP on. Another one asks, and gets no note.
     let mut net = Net::with(|side| if side == B { sharing(GONE) } else { config(side) }, 1);
     net.listen(1);

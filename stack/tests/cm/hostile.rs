@@ -114,9 +114,7 @@ fn a_flood_of_requests_is_bounded() {
 /// A third party that guesses communication ids changes nothing.
 #[test]
 fn a_third_party_that_knows_the_ids_changes_nothing() {
-    let mut net = Net::new();
-    net.listen(1);
-    let (a, b) = net.connected(0x11, 0x22);
+    let (mut net, a, b) = Net::joined();
     let (local, remote) = (a.0, b.0);
     let third = "10.0.0.3".parse().unwrap();
     let messages = [
@@ -261,8 +259,7 @@ fn damaged_messages_do_no_harm() {
             }
             net.run(1_200_000);
         }
-        let states = [A, B].map(|side| net.cm[side].poll_timeout());
-        assert_eq!(states, [None, None], "seed {seed}");
+        assert_eq!([A, B].map(|side| net.cm[side].poll_timeout()), [None, None], "seed {seed}");
         // A connection without a deadline is established, and its program knows. After it ends,
         // nothing is left.
         for side in [A, B] {

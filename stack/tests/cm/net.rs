@@ -227,13 +227,48 @@ impl Net {
     /// An established connection.
     pub(crate) fn connected(&mut self, qpn_a: u32, qpn_b: u32) -> (ConnId, ConnId) {
         let (a, b) = self.asked(qpn_a);
-        self.accept(b, qpn_b);
+        self.replied(b, qpn_b);
+        self.established(a, b);
+        (a, b)
+    }
+
+    /// B accepts, and A has its reply.
+    #[track_caller]
+    pub(crate) fn replied(&mut self, b: ConnId, qpn: u32) {
+        self.accept(b, qpn);
         self.run(1);
         assert!(matches!(self.one(A), CmEvent::Replied { .. }));
+    }
+
+    /// A says that it has the reply, and B hears it.
+    #[track_caller]
+    pub(crate) fn established(&mut self, a: ConnId, b: ConnId) {
         self.cm[A].establish(a, b"").unwrap();
         self.run(1);
         assert_eq!(self.one(B), CmEvent::Established { conn: b });
-        (a, b)
+    }
+
+    /// A side disconnects, and its peer hears it.
+    #[track_caller]
+    pub(crate) fn leave(&mut self, side: usize, conn: ConnId) {
+        self.cm[side].disconnect(self.now, conn, b"").unwrap();
+        self.run(1);
+    }
+
+    /// As [`new`](Self::new), with a request that B, who listens, has received.
+    pub(crate) fn asking() -> (Self, ConnId, ConnId) {
+        let mut net = Self::new();
+        net.listen(1);
+        let (a, b) = net.asked(0x11);
+        (net, a, b)
+    }
+
+    /// As [`new`](Self::new), with an established connection.
+    pub(crate) fn joined() -> (Self, ConnId, ConnId) {
+        let mut net = Self::new();
+        net.listen(1);
+        let (a, b) = net.connected(0x11, 0x22);
+        (net, a, b)
     }
 
     /// The peer has died: a new manager takes its place.

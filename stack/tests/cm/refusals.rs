@@ -184,8 +184,7 @@ fn reach(net: &mut Net, step: Step, qpn: u32) -> [ConnId; 2] {
     net.run(1);
     if step == Step::Ending {
         net.mute[B] = true;
-        net.cm[A].disconnect(net.now, a, b"").unwrap();
-        net.run(1);
+        net.leave(A, a);
         net.mute[B] = false;
     }
     [a, b]

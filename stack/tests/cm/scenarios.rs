@@ -37,9 +37,7 @@ fn connect_and_disconnect() {
     let CmEvent::Replied { conn, reply } = net.one(A) else { panic!() };
     assert_eq!((conn, reply.side), (a, side(0x22)));
     assert_eq!((&reply.private[..8], reply.private.len()), (&b"welcome\0"[..], 196));
-    net.cm[A].establish(a, b"").unwrap();
-    net.run(1);
-    assert_eq!(net.one(B), CmEvent::Established { conn: b });
+    net.established(a, b);
     assert_eq!(net.sent(), [(A, "REQ"), (B, "REP"), (A, "RTU")]);
     // Nothing more happens while the connection lives.
     net.run(FOR_EVER);
@@ -74,8 +72,7 @@ fn nobody_listens() {
 #[test]
 fn a_request_waits_for_its_listener() {
     let delay = 100 * MS;
-    let waits = |side| CmConfig { refusal_delay: delay, ..config(side) };
-    let mut net = Net::with(waits, 1);
+    let mut net = Net::with(|side| CmConfig { refusal_delay: delay, ..config(side) }, 1);
     let (a, other) = (net.connect(0x11), net.connect(0x12));
     net.run(50);
     assert_eq!((net.take(A), net.take(B), net.cm[B].footprint().early), (vec![], vec![], 2));
@@ -102,8 +99,7 @@ fn a_request_waits_for_its_listener() {
 
 #[test]
 fn a_request_without_a_listener_is_refused_late_and_once() {
-    let waits = |side| CmConfig { refusal_delay: 500 * MS, ..config(side) };
-    let mut net = Net::with(waits, 1);
+    let mut net = Net::with(|side| CmConfig { refusal_delay: 500 * MS, ..config(side) }, 1);
     net.connect(0x11);
     // The peer repeats it meanwhile.
     net.run(499);
@@ -116,15 +112,13 @@ fn a_request_without_a_listener_is_refused_late_and_once() {
 
 #[test]
 fn few_requests_wait_for_a_listener() {
-    let waits = |side| CmConfig { refusal_delay: 100 * MS, ..config(side) };
-    let mut net = Net::with(waits, 1);
+    let mut net = Net::with(|side| CmConfig { refusal_delay: 100 * MS, ..config(side) }, 1);
     for qpn in 0..100 {
         net.connect(0x11 + qpn);
     }
     net.run(1);
     assert_eq!(net.cm[B].footprint().early, 64);
-    let refused = net.take(A).iter().filter(|it| matches!(it, CmEvent::Rejected { .. })).count();
-    assert_eq!(refused, 36);
+    assert_eq!(net.take(A).iter().filter(|it| matches!(it, CmEvent::Rejected { .. })).count(), 36);
     net.run(200);
     net.take(A);
     net.assert_nothing_left();
@@ -148,9 +142,7 @@ fn a_listener_on_another_address_does_not_hear() {
 
 #[test]
 fn the_program_rejects() {
-    let mut net = Net::new();
-    net.listen(1);
-    let (a, b) = net.asked(0x11);
+    let (mut net, a, b) = Net::asking();
     net.cm[B].reject(b, RejReason::CONSUMER, b"not today").unwrap();
     net.run(1);
     let received = net.take(A);
@@ -164,12 +156,8 @@ fn the_program_rejects() {
 
 #[test]
 fn the_asking_program_rejects_the_reply() {
-    let mut net = Net::new();
-    net.listen(1);
-    let (a, b) = net.asked(0x11);
-    net.accept(b, 0x22);
-    net.run(1);
-    net.take(A);
+    let (mut net, a, b) = Net::asking();
+    net.replied(b, 0x22);
     net.cm[A].reject(a, RejReason::CONSUMER, b"").unwrap();
     net.run(1);
     assert_eq!(rejection(&net.one(B)), RejReason::CONSUMER);
@@ -187,8 +175,7 @@ fn a_peer_that_is_silent_is_given_up() {
     assert_eq!(net.take(A), vec![]);
     net.run(1_000);
     assert_eq!(net.take(A), vec![CmEvent::TimedOut { conn: a }, released(a, 0x11)]);
-    let requests = net.sent().iter().filter(|sent| **sent == (A, "REQ")).count();
-    assert_eq!(requests, 16);
+    assert_eq!(net.sent().iter().filter(|sent| **sent == (A, "REQ")).count(), 16);
     net.assert_nothing_left();
 }
 
@@ -206,9 +193,7 @@ fn a_lost_req_is_sent_again() {
 
 #[test]
 fn a_lost_rep_is_sent_again() {
-    let mut net = Net::new();
-    net.listen(1);
-    let (_, b) = net.asked(0x11);
+    let (mut net, _, b) = Net::asking();
     net.mute[B] = true;
     net.accept(b, 0x22);
     net.run(1);
@@ -220,12 +205,8 @@ fn a_lost_rep_is_sent_again() {
 
 #[test]
 fn a_lost_rtu_is_sent_again_when_the_rep_comes_again() {
-    let mut net = Net::new();
-    net.listen(1);
-    let (a, b) = net.asked(0x11);
-    net.accept(b, 0x22);
-    net.run(1);
-    net.take(A);
+    let (mut net, a, b) = Net::asking();
+    net.replied(b, 0x22);
     net.mute[A] = true;
     net.cm[A].establish(a, b"").unwrap();
     net.run(1);
@@ -237,12 +218,9 @@ fn a_lost_rtu_is_sent_again_when_the_rep_comes_again() {
 #[test]
 fn a_lost_dreq_and_a_lost_drep_are_made_up_for() {
     for silent in [A, B] {
-        let mut net = Net::new();
-        net.listen(1);
-        let (a, b) = net.connected(0x11, 0x22);
+        let (mut net, a, b) = Net::joined();
         net.mute[silent] = true;
-        net.cm[A].disconnect(net.now, a, b"").unwrap();
-        net.run(1);
+        net.leave(A, a);
         net.mute[silent] = false;
         net.run(500);
         assert_eq!(net.take(A)[0], disconnected(a, Ended::ByUs));
@@ -254,30 +232,22 @@ fn a_lost_dreq_and_a_lost_drep_are_made_up_for() {
 
 #[test]
 fn both_disconnect_at_once() {
-    let mut net = Net::new();
-    net.listen(1);
-    let (a, b) = net.connected(0x11, 0x22);
+    let (mut net, a, b) = Net::joined();
     let now = net.now;
     net.cm[A].disconnect(now, a, b"").unwrap();
     net.cm[B].disconnect(now, b, b"").unwrap();
     net.run(500);
     for (side, conn, qpn) in [(A, a, 0x11), (B, b, 0x22)] {
-        let received = net.take(side);
-        assert_eq!(received, [disconnected(conn, Ended::ByPeer), released(conn, qpn)]);
+        assert_eq!(net.take(side), [disconnected(conn, Ended::ByPeer), released(conn, qpn)]);
     }
     net.assert_nothing_left();
 }
 
 #[test]
 fn a_disconnect_before_the_rtu_ends_both_sides() {
-    let mut net = Net::new();
-    net.listen(1);
-    let (a, b) = net.asked(0x11);
-    net.accept(b, 0x22);
-    net.run(1);
-    net.take(A);
-    net.cm[B].disconnect(net.now, b, b"").unwrap();
-    net.run(1);
+    let (mut net, a, b) = Net::asking();
+    net.replied(b, 0x22);
+    net.leave(B, b);
     assert_eq!(net.one(A), disconnected(a, Ended::ByPeer));
     assert_eq!(net.cm[A].establish(a, b""), Err(CmError::Unknown));
     net.run(500);
@@ -286,30 +256,22 @@ fn a_disconnect_before_the_rtu_ends_both_sides() {
 
 #[test]
 fn a_program_that_takes_its_time_is_waited_for() {
-    let mut net = Net::new();
-    net.listen(1);
-    let (a, b) = net.asked(0x11);
+    let (mut net, a, b) = Net::asking();
     // A minute, with one message to the peer and none back.
     net.run(60_000);
     assert_eq!(net.sent(), [(A, "REQ"), (B, "MRA")]);
-    net.accept(b, 0x22);
-    net.run(1);
-    assert!(matches!(net.one(A), CmEvent::Replied { .. }));
+    net.replied(b, 0x22);
     // The asking program may take its time too; its peer repeats the reply now and then.
     net.sent();
     net.run(30_000);
     let sent = net.sent();
     assert!((6..10).contains(&sent.iter().filter(|sent| **sent == (A, "MRA")).count()), "{sent:?}");
-    net.cm[A].establish(a, b"").unwrap();
-    net.run(1);
-    assert_eq!(net.one(B), CmEvent::Established { conn: b });
+    net.established(a, b);
 }
 
 #[test]
 fn a_listener_that_never_accepts_is_given_up_by_both_sides() {
-    let mut net = Net::new();
-    net.listen(1);
-    let (a, b) = net.asked(0x11);
+    let (mut net, a, b) = Net::asking();
     net.run(FOR_EVER);
     let received = net.take(A);
     assert_eq!(rejection(&received[0]), RejReason::TIMEOUT);
@@ -320,9 +282,7 @@ fn a_listener_that_never_accepts_is_given_up_by_both_sides() {
 
 #[test]
 fn an_asking_program_that_never_establishes_is_given_up_by_both_sides() {
-    let mut net = Net::new();
-    net.listen(1);
-    let (a, b) = net.asked(0x11);
+    let (mut net, a, b) = Net::asking();
     net.accept(b, 0x22);
     net.run(FOR_EVER);
     let received = net.take(A);
@@ -334,9 +294,7 @@ fn an_asking_program_that_never_establishes_is_given_up_by_both_sides() {
 
 #[test]
 fn the_asker_changes_its_mind() {
-    let mut net = Net::new();
-    net.listen(1);
-    let (a, b) = net.asked(0x11);
+    let (mut net, a, b) = Net::asking();
     net.cm[A].forget(net.now, a);
     net.run(1);
     assert_eq!(net.one(A), released(a, 0x11));
@@ -350,9 +308,7 @@ fn the_asker_changes_its_mind() {
 
 #[test]
 fn a_forgotten_connection_is_disconnected_without_an_event() {
-    let mut net = Net::new();
-    net.listen(1);
-    let (a, b) = net.connected(0x11, 0x22);
+    let (mut net, a, b) = Net::joined();
     net.cm[B].forget(net.now, b);
     net.run(500);
     assert_eq!(net.take(A), [disconnected(a, Ended::ByPeer), released(a, 0x11)]);

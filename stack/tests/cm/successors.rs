@@ -16,8 +16,7 @@ const RELEASE: u64 = 1_000;
 /// A connection that both sides have ended, and that neither has released.
 fn ended(net: &mut Net, qpn_a: u32, qpn_b: u32) -> [ConnId; 2] {
     let (a, b) = net.connected(qpn_a, qpn_b);
-    net.cm[A].disconnect(net.now, a, b"").unwrap();
-    net.run(1);
+    net.leave(A, a);
     assert_eq!(net.one(A), disconnected(a, Ended::ByUs));
     assert_eq!(net.one(B), disconnected(b, Ended::ByPeer));
     [a, b]

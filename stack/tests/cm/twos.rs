@@ -19,9 +19,7 @@ fn count(net: &mut Net, side: usize, what: &str) -> usize {
 
 #[test]
 fn each_message_is_repeated_as_often_as_any_other() {
-    let mut net = Net::new();
-    net.listen(1);
-    let (_, b) = net.asked(0x11);
+    let (mut net, _, b) = Net::asking();
     // The first replies are lost.
     net.mute[B] = true;
     net.accept(b, 0x22);
@@ -38,9 +36,7 @@ fn each_message_is_repeated_as_often_as_any_other() {
 
 #[test]
 fn who_is_accepted_may_ask_for_patience_whoever_asked_for_it_before() {
-    let mut net = Net::new();
-    net.listen(1);
-    let (_, b) = net.asked(0x11);
+    let (mut net, _, b) = Net::asking();
     // The listening program takes its time, and then the asking program.
     net.run(500);
     assert_eq!(count(&mut net, B, "MRA"), 1);
@@ -80,13 +76,10 @@ fn a_late_copy_of_a_request_makes_no_second_connection_until_the_first_is_releas
     };
     receive(&mut net);
     let CmEvent::Request { conn: b, .. } = net.one(B) else { panic!("no request") };
-    net.accept(b, 0x22);
-    net.run(1);
-    net.take(A);
+    net.replied(b, 0x22);
     net.cm[A].establish(a, b"").unwrap();
     net.run(1);
-    net.cm[A].disconnect(net.now, a, b"").unwrap();
-    net.run(1);
+    net.leave(A, a);
     let received = net.take(B);
     assert_eq!(received.last(), Some(&disconnected(b, Ended::ByPeer)), "{received:?}");
     receive(&mut net);
@@ -135,9 +128,7 @@ fn a_listener_that_goes_refuses_each_request_that_waits() {
         assert_eq!(refused.map(rejection), reason, "request {at}: {received:?}");
     }
     assert_eq!(net.cm[B].len(), 1);
-    net.accept(seen, 0x22);
-    net.run(1);
-    assert!(matches!(net.one(A), CmEvent::Replied { .. }));
+    net.replied(seen, 0x22);
 }
 
 #[test]
@@ -149,13 +140,10 @@ fn the_accepter_waits_for_as_long_as_the_asker_said_that_packets_take() {
     let a = net.cm[A].connect(now, &ask).unwrap();
     net.run(1);
     let CmEvent::Request { conn: b, .. } = net.one(B) else { panic!("no request") };
-    net.accept(b, 0x22);
-    net.run(1);
-    net.take(A);
+    net.replied(b, 0x22);
     net.cm[A].establish(a, b"").unwrap();
     net.run(1);
-    net.cm[B].disconnect(net.now, b, b"").unwrap();
-    net.run(1);
+    net.leave(B, b);
     net.take(A);
     net.take(B);
     let wait_ms = 2 * (4096 << CODE) / MS;
@@ -167,9 +155,7 @@ fn the_accepter_waits_for_as_long_as_the_asker_said_that_packets_take() {
 
 #[test]
 fn a_peer_that_died_and_accepts_with_the_same_queue_pair_ends_the_old_connection() {
-    let mut net = Net::new();
-    net.listen(1);
-    let (old, _) = net.connected(0x11, 0x22);
+    let (mut net, old, _) = Net::joined();
     net.restart(B, 99);
     net.listen(1);
     let (new, b) = net.asked(0x12);
@@ -185,20 +171,15 @@ fn a_peer_that_died_and_accepts_with_the_same_queue_pair_ends_the_old_connection
     net.take(A);
     net.take(B);
     let (_, b) = net.asked(0x13);
-    net.accept(b, 0x22);
-    net.run(1);
-    assert!(matches!(net.one(A), CmEvent::Replied { .. }));
+    net.replied(b, 0x22);
 }
 
 #[test]
 fn a_connection_is_established_once_by_its_rtu_and_by_a_message() {
-    let mut net = Net::new();
-    net.listen(1);
-    let (a, b) = net.connected(0x11, 0x22);
+    let (mut net, a, b) = Net::joined();
     net.cm[B].message_arrived(b);
     assert_eq!((net.take(B), net.cm[B].counters().established), (vec![], 1));
-    net.cm[A].disconnect(net.now, a, b"").unwrap();
-    net.run(1);
+    net.leave(A, a);
     assert_eq!(net.one(B), disconnected(b, Ended::ByPeer));
     // A message on the queue pair of a connection that has ended.
     net.cm[B].message_arrived(b);
@@ -249,9 +230,7 @@ fn a_number_that_a_peer_uses_again_is_the_new_questions() {
 
 #[test]
 fn of_two_replies_the_first_that_makes_sense_counts() {
-    let mut net = Net::new();
-    net.listen(1);
-    let (a, b) = net.asked(0x11);
+    let (mut net, a, b) = Net::asking();
     net.accept(b, 0x22);
     let reply = net.cm[B].poll_transmit().unwrap();
     let Ok((header, CmMessage::Rep(rep))) = CmMessage::parse(&reply.mad) else {

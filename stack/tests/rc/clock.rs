@@ -202,8 +202,7 @@ fn the_wait_of_a_question_is_no_round_trip() {
     let start = solo.now;
     let mut n = 0;
     while n < 40 {
-        let k = solo.sent().len();
-        n += k;
+        n += solo.sent().len();
         if solo.wait_for_timer().is_none() || solo.now.since(start) > 100_000_000 {
             break;
         }

@@ -236,8 +236,7 @@ fn each_psn_keeps_its_shape_whatever_is_lost() {
                 let reth = packet.reth().map(|reth| reth.va);
                 let bth = packet.bth();
                 let shape = (bth.opcode, bytes.len(), reth);
-                let before = *shapes.entry(bth.psn.value()).or_insert(shape);
-                assert_eq!(before, shape, "{:?}", bth.psn);
+                assert_eq!(*shapes.entry(bth.psn.value()).or_insert(shape), shape, "{:?}", bth.psn);
                 seen.send(bth.opcode).expect("the test listens");
             }
             // Knuth's generator.

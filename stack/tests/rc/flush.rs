@@ -64,8 +64,7 @@ fn a_flush_says_what_is_meant_and_has_no_data() {
 fn an_atomic_write_carries_its_eight_bytes_from_a_list_or_inline() {
     let mut solo = Solo::new(&setup());
     solo.end.host.arena[100..108].copy_from_slice(b"listlist");
-    let halves = [solo.sge(100, 4), solo.sge(104, 4)];
-    solo.post(1, STORE, &halves);
+    solo.post(1, STORE, &[solo.sge(100, 4), solo.sge(104, 4)]);
     solo.post_wr(&SendWr::new(STORE, SendData::Inline(b"inlineWR")).wr_id(2)).unwrap();
     for (packet, bytes) in solo.packets().iter().zip([b"listlist", b"inlineWR"]) {
         let packet = Packet::parse(packet).unwrap();
@@ -357,8 +356,7 @@ fn a_whole_region_is_meant_whatever_range_is_named() {
 fn they_do_not_interrupt_a_message() {
     for opcode in [Op::RC_FLUSH, Op::RC_ATOMIC_WRITE] {
         let mut solo = flushable(&setup());
-        let first = solo.reth(0, 1024);
-        solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&first, &[7; 256]]);
+        solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&solo.reth(0, 1024), &[7; 256]]);
         let (store, whole) = (solo.reth(64, 8), flush_of(1, 0, BASE, solo.key, 8));
         let rest: &[&[u8]] = if opcode == Op::RC_FLUSH { &[&whole] } else { &[&store, &[1; 8]] };
         solo.sent();

@@ -276,8 +276,7 @@ fn a_fence_waits_for_reads_and_atomics() {
     solo.read(1, 8);
     solo.add(2, 64);
     let data = SendData::Sges(&[solo.sge(0, 8)]);
-    let fenced = SendWr::new(SendOp::Send { imm: None }, data).wr_id(3).fence();
-    solo.post_wr(&fenced).unwrap();
+    solo.post_wr(&SendWr::new(SendOp::Send { imm: None }, data).wr_id(3).fence()).unwrap();
     solo.send(4, 8);
     assert_eq!(solo.sent(), ["READ #0 @9000+8", "FETCH_ADD #1"]);
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, b"new data");
@@ -395,18 +394,15 @@ fn a_duplicate_that_does_not_match_its_record_is_dropped() {
 #[test]
 fn a_part_of_a_read_can_be_repeated() {
     let mut solo = Solo::script();
-    let whole = solo.reth(0, 1000);
-    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&whole]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&solo.reth(0, 1000)]);
     let all =
         ["READ_FIRST #0 256B", "READ_MIDDLE #1 256B", "READ_MIDDLE #2 256B", "READ_LAST #3 232B"];
     assert_eq!(solo.sent(), all);
     solo.receive_request(Op::RC_RDMA_READ_REQUEST, 2, &[&solo.reth(512, 488)]);
     assert_eq!(solo.sent(), ["READ_FIRST #2 256B", "READ_LAST #3 232B"]);
-    let middle = solo.reth(256, 256);
-    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 1, &[&middle]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 1, &[&solo.reth(256, 256)]);
     assert_eq!(solo.sent(), ["READ_ONLY #1 256B"]);
-    let last = solo.reth(768, 232);
-    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 3, &[&last]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 3, &[&solo.reth(768, 232)]);
     assert_eq!(solo.sent(), ["READ_ONLY #3 232B"]);
 }
 

@@ -403,8 +403,7 @@ fn ranges_of_our_own_that_wrap_are_local_errors() {
         assert!(solo.sent().is_empty(), "{addr:x}+{len}");
         assert_eq!(solo.completed(), [(1, WcStatus::LocProtErr)], "{addr:x}+{len}");
         let mut solo = Solo::script();
-        let element = Sge { addr, len, lkey: solo.key };
-        solo.post_recv(1, &[element]);
+        solo.post_recv(1, &[Sge { addr, len, lkey: solo.key }]);
         solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 1]]);
         assert_eq!(solo.sent(), ["NAK #0 operational"], "{addr:x}+{len}");
         assert_eq!(solo.completed(), [(1, WcStatus::LocProtErr)], "{addr:x}+{len}");

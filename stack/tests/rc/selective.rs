@@ -343,8 +343,7 @@ fn next_sent(solo: &mut Solo) -> Vec<String> {
 fn a_lost_answer_to_a_repair_is_asked_for() {
     let mut solo = solo();
     solo.know_round_trip(10_000);
-    let op = SendOp::Write { remote: 0x9000, rkey: Key(9), imm: None };
-    solo.post(2, op, &[solo.sge(0, 2048)]);
+    solo.post(2, SendOp::Write { remote: 0x9000, rkey: Key(9), imm: None }, &[solo.sge(0, 2048)]);
     let first = solo.sent();
     assert!(
         first[..7].iter().all(|packet| !packet.ends_with("ack")),

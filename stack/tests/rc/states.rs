@@ -228,8 +228,7 @@ fn packets_are_heard_only_from_rtr_on() {
         let hears = matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd);
         assert_eq!(solo.sent().len(), usize::from(hears), "{state}");
         assert_eq!(solo.end.engine.drops().unknown_qpn, u64::from(!hears));
-        let established = (state == QpState::Rtr).then_some(QpEvent::CommEst);
-        assert_eq!(solo.event(), established);
+        assert_eq!(solo.event(), (state == QpState::Rtr).then_some(QpEvent::CommEst));
         assert_eq!(solo.event(), None);
         solo.receive_ack(0);
         assert!(solo.completed().is_empty());
@@ -384,8 +383,7 @@ fn queue_pairs_are_limited_and_numbered_without_a_pattern_of_ours() {
     assert!(qpns.iter().all(|qpn| qpn.value() & 0xffff != 0xffff));
     engine.destroy_qp(qpns[7]).unwrap();
     assert!(engine.destroy_qp(qpns[7]).is_err());
-    let again = engine.create_qp(&init, qpns[7].value()).unwrap();
-    assert_eq!(again, qpns[7]);
+    assert_eq!(engine.create_qp(&init, qpns[7].value()).unwrap(), qpns[7]);
     qpns.sort_unstable();
     qpns.dedup();
     assert_eq!(qpns.len(), 300);

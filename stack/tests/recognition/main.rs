@@ -234,8 +234,7 @@ fn two_queue_pairs_to_one_peer_ask_once() {
     solo.end.engine.post_send(second, &wr, &mut solo.end.host).unwrap();
     let sent = solo.packets();
     assert_eq!((sent.len(), questions(&sent).len()), (3, 1));
-    let tid = questions(&sent)[0];
-    answer(&mut solo, tid);
+    answer(&mut solo, questions(&sent)[0]);
     let kinds = [0, 1].map(|at| solo.end.engine.peer_kind(solo.end.qpns[at]));
     assert_eq!(kinds, [Some(OURS); 2], "the answer is for both");
     // And for one that begins later, without a question.

@@ -24,8 +24,7 @@ pub(crate) const OTHER: Qpn = Qpn::new(0x78);
 pub(crate) fn two() -> Solo {
     let setup = setup();
     let mut solo = Solo::new(&setup);
-    let second = solo.end.qpns[1];
-    solo.end.connect(second, 0, OTHER, &setup);
+    solo.end.connect(solo.end.qpns[1], 0, OTHER, &setup);
     solo
 }
 
@@ -261,8 +260,7 @@ fn events_of_a_queue_pair_that_is_gone_go_with_it() {
         solo.receive_request(Op::RC_SEND_LAST, 0, &[&[9; 8]]);
     }
     solo.end.engine.destroy_qp(first).unwrap();
-    let again = solo.end.engine.create_qp(&qp_init(&setup()), first.value());
-    assert_eq!(again, Some(first));
+    assert_eq!(solo.end.engine.create_qp(&qp_init(&setup()), first.value()), Some(first));
     let events: Vec<_> = std::iter::from_fn(|| solo.end.engine.poll_event()).collect();
     assert_eq!(events.iter().map(|(qpn, _)| *qpn).collect::<Vec<_>>(), [second]);
 }
@@ -372,8 +370,7 @@ fn an_unreliable_queue_pair_in_the_place_of_another_begins_with_nothing_of_it() 
                 live(&mut solo);
                 if anew {
                     solo.end.engine.destroy_qp(qpn).unwrap();
-                    let again = solo.end.engine.create_qp(&qp_init(&setup), qpn.value());
-                    assert_eq!(again, Some(qpn));
+                    assert_eq!(solo.end.engine.create_qp(&qp_init(&setup), qpn.value()), Some(qpn));
                 } else {
                     solo.end.modify(qpn, &to(QpState::Reset)).unwrap();
                 }

@@ -102,8 +102,7 @@ fn no_length_or_address_of_a_repeated_read_is_answered_with_more_than_was_asked_
                 let mut solo = Solo::script();
                 solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&solo.reth(0, 700)]);
                 assert_eq!(solo.sent().len(), 3);
-                let again = reth(va, solo.key, len);
-                solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&again]);
+                solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&reth(va, solo.key, len)]);
                 let to = skipped + u64::from(len);
                 let ends = to == 700 || (to < 700 && len > 0 && len.is_multiple_of(256));
                 let good = va == BASE + skipped && ends;
@@ -372,8 +371,7 @@ fn keys_of_nothing_are_refused_at_both_ends_of_their_range() {
         let packet = solo.request(Op::RC_RDMA_WRITE_ONLY, 0, &[&header, &[7; 8]]);
         assert_eq!(answer(&mut solo, &packet), "access", "{key:#x}");
         let mut solo = Solo::script();
-        let list = [solo.sge(0, 100)];
-        solo.post_recv(1, &list);
+        solo.post_recv(1, &[solo.sge(0, 100)]);
         let packet =
             solo.request(Op::RC_SEND_ONLY_WITH_INVALIDATE, 0, &[&key.to_be_bytes(), &[7; 8]]);
         solo.receive(&packet);

@@ -268,8 +268,7 @@ fn groups_and_their_queue_pairs_are_limited() {
         let [high, low] = (n + 1).to_be_bytes();
         end.engine.attach_multicast(qpns[0], [239, 1, high, low].into()).unwrap();
     }
-    let full = Err(GroupError::Full { max: 256 });
-    assert_eq!(end.engine.attach_multicast(qpns[0], group(1)), full);
+    assert_eq!(end.engine.attach_multicast(qpns[0], group(1)), Err(GroupError::Full { max: 256 }));
     assert_eq!(end.engine.groups_of(qpns[0]).len(), 256);
     end.engine.detach_multicast(qpns[0], [239, 1, 0, 9].into()).unwrap();
     assert_eq!(end.engine.attach_multicast(qpns[0], group(1)), Ok(true));

@@ -308,8 +308,7 @@ fn the_first_message_is_that_of_the_last_connection_that_awaits_one() {
     let conn = accepted(&mut solo);
     solo.end.engine.await_message(qpn, conn);
     solo.end.engine.destroy_qp(qpn).unwrap();
-    let again = solo.end.engine.create_qp(&crate::common::qp_init(&setup), qpn.value());
-    assert_eq!(again, Some(qpn));
+    assert_eq!(solo.end.engine.create_qp(&crate::common::qp_init(&setup), qpn.value()), Some(qpn));
     solo.end.connect(qpn, 0, crate::common::PEER, &setup);
     assert_eq!(established(&mut solo, 0), None);
 }

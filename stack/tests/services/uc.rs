@@ -376,8 +376,7 @@ fn another_path_is_taken_in_sqd() {
     for (from, completed) in [(crate::common::addr(2), 0), (remote, 1)] {
         let mut packet = solo.request(Op::UC_SEND_ONLY, 0, &[&[1; 8]]);
         crate::common::template(from, crate::common::addr(1)).seal(&mut packet);
-        let ip_id = IpId::Exact { id: 0, flags: DF };
-        solo.receive_from(from, crate::common::addr(1), ip_id, &packet);
+        solo.receive_from(from, crate::common::addr(1), IpId::Exact { id: 0, flags: DF }, &packet);
         assert_eq!(solo.completed().len(), completed, "{from}");
     }
 }

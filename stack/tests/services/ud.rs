@@ -340,12 +340,10 @@ fn a_state_is_left_with_the_attributes_of_the_manual() {
     let mut end = End::new(1, &setup);
     let qpn = end.qpn;
     let [init, rtr, rts] = steps(0, addr(1), Qpn::default(), &setup);
-    let without = QpAttr { qkey: None, ..init };
-    assert!(end.modify(qpn, &without).is_err());
+    assert!(end.modify(qpn, &QpAttr { qkey: None, ..init }).is_err());
     assert!(end.modify(qpn, &QpAttr { access: Some(Access::NONE), ..init }).is_err());
     end.modify(qpn, &init).unwrap();
-    let more = QpAttr { peer: Some(peer(&end, addr(2))), ..rtr };
-    assert!(end.modify(qpn, &more).is_err());
+    assert!(end.modify(qpn, &QpAttr { peer: Some(peer(&end, addr(2))), ..rtr }).is_err());
     end.modify(qpn, &rtr).unwrap();
     let key = end.host.register(0, 4096, Access::ALL);
     recv(&mut end, 1, &[sge(0, 60, key)]);

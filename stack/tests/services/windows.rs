@@ -40,8 +40,7 @@ fn ends(setup: &Setup, mw_type: MwType) -> Ends {
     let mut pair = Pair::new(setup);
     let len = setup.arena as u64;
     let source = pair.ends[0].host.register(0, len, Access::ALL);
-    let open = Access::LOCAL_WRITE | Access::MW_BIND;
-    let region = pair.ends[1].host.register(0, len, open);
+    let region = pair.ends[1].host.register(0, len, Access::LOCAL_WRITE | Access::MW_BIND);
     let mw = pair.ends[1].host.regions.insert_window(PD, mw_type, 0x7654_3200).unwrap();
     pair.ends[0].host.arena.copy_from_slice(&pattern(setup.arena, 3));
     Ends { pair, source, region, mw }
@@ -169,8 +168,7 @@ fn a_send_that_may_not_invalidate_breaks_the_receiver_and_invalidates_nothing() 
         let list = [solo.sge(1024, 100)];
         solo.post_recv(1, &list);
         solo.post_recv(2, &list);
-        let ieth = key.0.to_be_bytes();
-        solo.receive_request(Op::RC_SEND_ONLY_WITH_INVALIDATE, 0, &[&ieth, &[7; 4]]);
+        solo.receive_request(Op::RC_SEND_ONLY_WITH_INVALIDATE, 0, &[&key.0.to_be_bytes(), &[7; 4]]);
         assert_eq!(solo.end.host.arena[1024..1028], [7; 4]);
         assert_eq!(solo.sent(), ["ACK #0"]);
         let expected = [(1, WcStatus::RemInvReqErr), (2, WcStatus::WrFlushErr)];
@@ -359,8 +357,7 @@ fn a_window_that_goes_while_it_is_read_or_written_ends_that() {
     let rkey = next(mw);
     solo.post(1, bind(mw, region, 0, 4096), &[]);
     solo.sent();
-    let whole = reth(BASE, rkey, 600);
-    solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&whole, &[5; 256]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&reth(BASE, rkey, 600), &[5; 256]]);
     solo.post(2, SendOp::LocalInv { rkey }, &[]);
     solo.sent();
     solo.receive_request(Op::RC_RDMA_WRITE_MIDDLE, 1, &[&[6; 256]]);

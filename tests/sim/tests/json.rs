@@ -27,8 +27,6 @@ fn each_kind_of_object_is_as_documented() {
     assert!(run["swarm"] == true && run["scarce"] == true);
     assert!(run["omitted"].as_array().is_some_and(|names| !names.is_empty()));
     assert_eq!(run["strangers"], false);
-    let run = object(&["--seed", "7", "--steps", "3000", "--strangers"]);
-    assert_eq!(run["strangers"], true);
-    let total = object(&["--for", "1s", "--seed", "7", "--steps", "3000"]);
-    assert!(total["seeds"].as_u64() > Some(0));
+    assert_eq!(object(&["--seed", "7", "--steps", "3000", "--strangers"])["strangers"], true);
+    assert!(object(&["--for", "1s", "--seed", "7", "--steps", "3000"])["seeds"].as_u64() > Some(0));
 }

@@ -25,8 +25,7 @@ pub(super) fn run(data: &[u8]) {
 /// A parsed packet has no part outside of the bytes, and no accessor panics.
 fn whole(data: &[u8], packet: &Packet<'_>) {
     let (payload, padding) = (packet.payload(), packet.padding());
-    let parts = packet.info.header_len + payload.len() + padding.len() + ICRC_LEN;
-    assert_eq!(parts, data.len());
+    assert_eq!(packet.info.header_len + payload.len() + padding.len() + ICRC_LEN, data.len());
     assert_eq!(packet.bytes(), data);
     assert_eq!(padding.len(), usize::from(packet.bth().pad));
     assert_eq!(packet.bth().bytes()[..], data[..12], "the BTH is unchanged");

@@ -492,8 +492,7 @@ impl Program<'_> {
             7 => self.compose(file, MIGRATE, input),
             8 => self.compose(file, ACCEPT, input),
             _ => {
-                let number = usize::from(input.u8()) % SHAPES.len();
-                self.compose(file, number, input);
+                self.compose(file, usize::from(input.u8()) % SHAPES.len(), input);
             }
         }
     }

@@ -129,8 +129,7 @@ pub fn remote_access_is_checked(on: On) {
     cases.push((add(&no_atomic), 8));
     assert_eq!(cases.len(), 40);
     for (op, len) in cases {
-        let qps = harness.pair();
-        refused(&harness, &qps, op, &source, len, WcStatus::RemAccessErr);
+        refused(&harness, &harness.pair(), op, &source, len, WcStatus::RemAccessErr);
         for mr in [&all, &plain, &no_write, &no_read, &no_atomic] {
             assert_eq!(mr.to_vec(0, LEN), fill, "{op:?} of {len} bytes changed something");
         }

@@ -250,8 +250,7 @@ pub fn a_faulty_datagram_stops_sending_only(on: On) {
     let gone = a.pd.allocate(64, Access::NONE).unwrap();
     let nowhere = [gone.sge(0, 64)];
     drop(gone);
-    let good = [pair.regions[0].sge(0, 8)];
-    qp.post_send(&[wr(1, op, &nowhere), wr(2, op, &good)]).unwrap();
+    qp.post_send(&[wr(1, op, &nowhere), wr(2, op, &[pair.regions[0].sge(0, 8)])]).unwrap();
     if pair.harness.is_rxe() {
         // Soft-RoCE has no SQE state, and may flush the faulty request, too.
         let wc = a.next();

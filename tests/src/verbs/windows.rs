@@ -134,8 +134,7 @@ pub fn a_window_of_type_1_is_bound_anew(on: On) {
     assert_ne!(first, second);
     ends.write(&pairs[0][0], second, start + 8192, 4096);
     ends.refused(&pairs[0][0], first, start);
-    let third = bind(1, 0, 0);
-    ends.refused(&pairs[2][0], third, start);
+    ends.refused(&pairs[2][0], bind(1, 0, 0), start);
     // A bind by another verb is another request.
     let wrong = ends.window();
     let part = BindMw { wr_id: 1, part: ends.part(0, 64), signaled: true, fence: false };
@@ -308,8 +307,7 @@ pub fn what_cannot_be_bound(on: On) {
     let (_, mw) = &requests[parts.len()];
     assert_ne!(mw.rkey(), unbound);
     mw.set_rkey(unbound);
-    let rkey = ends.bind(&peer, mw, &good);
-    ends.write(&qp, rkey, good.address(), 64);
+    ends.write(&qp, ends.bind(&peer, mw, &good), good.address(), 64);
     peer.post_send(&[wr(1, mw.bind(&good), &[])]).unwrap();
     ends.fails(1, WcStatus::MwBindErr);
 }
@@ -336,8 +334,7 @@ pub fn a_window_of_type_2_is_one_queue_pairs(on: On) {
         // The window is free once its queue pair is gone.
         drop(peer);
         let [qp, peer] = ends.harness.pair();
-        let again = ends.bind(&peer, &mw, &part);
-        ends.write(&qp, again, part.address(), 64);
+        ends.write(&qp, ends.bind(&peer, &mw, &part), part.address(), 64);
     }
 }
 

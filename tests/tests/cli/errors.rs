@@ -38,8 +38,7 @@ fn a_server_that_is_not_there_is_told_from_a_wrong_name() {
     client.failed(1, &["cannot find \"no.such.host.invalid\"", "is the name right"]);
     let foreign = run(&format!("pingpong --netdev udp --bind 192.0.2.250 {}", addresses.server));
     foreign.failed(1, &["192.0.2.250", "ip address"]);
-    let mixed = run(&format!("pingpong --bind ::1 {}", addresses.server));
-    mixed.failed(1, &["IPv4 or IPv6"]);
+    run(&format!("pingpong --bind ::1 {}", addresses.server)).failed(1, &["IPv4 or IPv6"]);
 }
 
 #[test]
@@ -52,8 +51,7 @@ fn another_service_on_the_port_is_no_server() {
         // Until the client has closed.
         let _ = BufReader::new(stream).lines().count();
     });
-    let client = addresses.call("pingpong");
-    client.failed(1, &["no rocinante server", "SSH-2.0-OpenSSH_9.2", "(-p)"]);
+    addresses.call("pingpong").failed(1, &["no rocinante server", "SSH-2.0-OpenSSH_9.2", "(-p)"]);
     ssh.join().unwrap();
 }
 

@@ -73,8 +73,7 @@ fn unreliable_services_are_measured() {
         let cm = if options.contains("--cm") { "--cm" } else { "" };
         let client = perf(&format!("{test} {cm}"), &format!("{test} {options}")).succeeded();
         assert!(row(&client)["messages"].as_u64() >= Some(50), "{}", client.out);
-        let service = if options.contains("UD") { "UD" } else { "UC" };
-        assert_eq!(client.json()["connection"], service);
+        assert_eq!(client.json()["connection"], if options.contains("UD") { "UD" } else { "UC" });
     }
     let (server, client) = both("perf send-lat", "perf send-lat -c UD -s 8K");
     for done in [server, client] {

@@ -40,8 +40,7 @@ fn ipv6_works_as_well() {
     for line in ["perf write-bw --netdev udp -n 100", managed, &format!("{managed} -c UD")] {
         let mut server = start(lab.container(1), line);
         server.says("waiting for a client");
-        let client = start(lab.container(0), &format!("{line} {address}"));
-        client.finish().succeeded();
+        start(lab.container(0), &format!("{line} {address}")).finish().succeeded();
         server.finish().succeeded();
     }
 }

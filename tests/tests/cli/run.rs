@@ -29,8 +29,7 @@ impl Installed {
             line.split(' ').next_back().filter(|path| path.contains("/libgcc_s.so"))
         });
         installed.copy(Path::new(library.unwrap()), "lib/rocinante/libibverbs.so.1", 0o644);
-        let link = installed.0.join("lib/rocinante/libibverbs.so");
-        symlink("libibverbs.so.1", link).unwrap();
+        symlink("libibverbs.so.1", installed.0.join("lib/rocinante/libibverbs.so")).unwrap();
         // Beside the program, and in `../lib/rocinante` from its directory.
         fs::create_dir(installed.0.join("bin")).unwrap();
         fs::rename(installed.0.join("rocinante"), installed.0.join("bin/rocinante")).unwrap();

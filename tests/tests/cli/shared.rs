@@ -221,8 +221,7 @@ fn deaths(netdev: &str) {
         assert_eq!(talk.end().map(|done| done.status), [-1; 2], "they were at work");
         // A request to the connection manager is answered by the process that has followed.
         let begun = Instant::now();
-        let managed = Talk::start([b, a], 5 + nth, [netdev; 2], "-n 50 --cm");
-        managed.succeeds();
+        Talk::start([b, a], 5 + nth, [netdev; 2], "-n 50 --cm").succeeds();
         assert!(begun.elapsed() < Duration::from_secs(30));
     }
     all.into_iter().for_each(Talk::succeeds);
@@ -253,8 +252,7 @@ fn a_process_that_is_stopped_holds_up_no_queue_pair() {
     Talk::start([b, a], 1, ["udp"; 2], "-n 300").succeeds();
     goes_on.succeeds();
     first.child.signal(Signal::SIGCONT);
-    let client = format!("pingpong -p 18590 --netdev udp -n 50 -c {}", b.ipv4());
-    start(a, &client).finish().succeeded();
+    start(a, &format!("pingpong -p 18590 --netdev udp -n 50 -c {}", b.ipv4())).finish().succeeded();
     first.finish().succeeded();
 }
 
@@ -304,8 +302,7 @@ fn each_listens_for_itself() {
     }
     servers.into_iter().for_each(|server| drop(server.finish().succeeded()));
     // No server listens any more.
-    let late = start(a, &format!("pingpong --cm --patience 1 -p 18602 {}", b.ipv4()));
-    late.finish().failed(1, &[]);
+    start(a, &format!("pingpong --cm --patience 1 -p 18602 {}", b.ipv4())).finish().failed(1, &[]);
 }
 
 #[test]
@@ -330,8 +327,7 @@ fn processes_of_another_user_are_told_who_has_the_address() {
     let ours = start(container, &line(18602)).finish();
     ours.failed(1, &["user 65534", &pid, "only processes of one user share one"]);
     // Those of the same user share it.
-    let client = format!("{} -n 50 -c {}", line(18601), container.ipv4());
-    other(&client).finish().succeeded();
+    other(&format!("{} -n 50 -c {}", line(18601), container.ipv4())).finish().succeeded();
     theirs.finish().succeeded();
     // And the other way round.
     let ours = serve(container, &line(18601));

@@ -362,8 +362,7 @@ impl Scene<'_> {
                     wait_until_readable(&connecting);
                     peer.dies();
                 }
-                let connection = connecting.wait(PATIENCE).unwrap();
-                end.outlive(&connection, step, &mut peer);
+                end.outlive(&connecting.wait(PATIENCE).unwrap(), step, &mut peer);
             }
         }
     }

@@ -101,8 +101,7 @@ fn peers_are_told(backend: Backend, test: &str) {
             // The next ones may follow, and die in the same moment.
             scene.kill(&["c", "d"]);
             scene.go_on(&["e"]);
-            let told = scene.connections.iter().filter(|(_, it)| it.is_disconnected()).count();
-            assert_eq!(told, 8);
+            assert_eq!(scene.connections.iter().filter(|(_, it)| it.is_disconnected()).count(), 8);
             // The peers' answers came to the process that asked them: it asks no more.
             if container == 0 {
                 let left = || side.ctx.resources().unwrap().connections;

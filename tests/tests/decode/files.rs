@@ -64,8 +64,7 @@ fn pcapng_with_every_kind_of_packet_block() {
             ["0.000000", "0.000250", "-0.000001", "1.000000", "-.------"],
             "{style:?}"
         );
-        let right = done.lines().iter().filter(|line| line.ends_with("icrc ok")).count();
-        assert_eq!(right, 5);
+        assert_eq!(done.lines().iter().filter(|line| line.ends_with("icrc ok")).count(), 5);
     }
 }
 

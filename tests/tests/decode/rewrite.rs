@@ -20,8 +20,7 @@ fn run(head: &IpFields, of: impl Fn(u16) -> IpFields, count: u16) -> Vec<u8> {
 
 fn written(file: &[u8], args: &[&str]) -> Temporary {
     let copy = Temporary::new(b"");
-    let words = [&["-q", "-w", copy.0.to_str().unwrap()], args].concat();
-    let done = decode_bytes(file, &words);
+    let done = decode_bytes(file, &[&["-q", "-w", copy.0.to_str().unwrap()], args].concat());
     assert_eq!(done.status, 0, "{}{}", done.out, done.err);
     copy
 }

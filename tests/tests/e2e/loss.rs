@@ -263,8 +263,7 @@ impl Stream {
     }
 
     fn receive(&self, peer: &Qp, number: u64) {
-        let slot = (number % WINDOW) as usize * LONGEST;
-        let sges = [self.target.sge(slot, LONGEST)];
+        let sges = [self.target.sge((number % WINDOW) as usize * LONGEST, LONGEST)];
         peer.post_recv(&[RecvWr { wr_id: number, sges: &sges }]).unwrap();
     }
 
@@ -284,8 +283,7 @@ impl Stream {
     fn verify(&self, number: u64, len: usize) {
         let (from, expected) = Self::payload(number);
         assert_eq!(len, expected, "length of SEND {number}");
-        let slot = (number % WINDOW) as usize * LONGEST;
-        let found = self.target.to_vec(slot, len);
+        let found = self.target.to_vec((number % WINDOW) as usize * LONGEST, len);
         assert_eq!(found[..8], number.to_le_bytes(), "the number of SEND {number}");
         assert_same(&found[8..], &self.bytes[from..from + len - 8], &format!("SEND {number}"));
     }

@@ -219,8 +219,7 @@ fn a_region_is_gone_on_both_shards(backend: Backend) {
     let old = target.rkey();
     target.rereg(&Rereg { access: Some(Access::LOCAL_WRITE), ..Rereg::default() }).unwrap();
     assert_eq!(target.rkey(), old);
-    let anew = Rereg { access: Some(Access::ALL), len: Some(64), ..Rereg::default() };
-    target.rereg(&anew).unwrap();
+    target.rereg(&Rereg { access: Some(Access::ALL), len: Some(64), ..Rereg::default() }).unwrap();
     assert_ne!(target.rkey(), old);
     for [qp, _] in &qps {
         write(qp, target.address(), target.rkey());

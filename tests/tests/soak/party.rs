@@ -177,8 +177,7 @@ impl Party {
             }
         }
         for wc in &room[..count] {
-            let at = self.by_qpn[&wc.qpn];
-            self.lanes[at].take(wc, &self.source);
+            self.lanes[self.by_qpn[&wc.qpn]].take(wc, &self.source);
         }
         true
     }

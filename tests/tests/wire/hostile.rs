@@ -28,8 +28,7 @@ fn exercise(bytes: &[u8]) {
         Err(WireError::Padding) => return assert!(bytes[1] & 0x30 != 0),
     };
     let (payload, padding) = (packet.payload(), packet.padding());
-    let lengths = packet.info.header_len + payload.len() + padding.len() + ICRC_LEN;
-    assert_eq!(lengths, bytes.len());
+    assert_eq!(packet.info.header_len + payload.len() + padding.len() + ICRC_LEN, bytes.len());
     assert_eq!(padding.len(), usize::from(packet.bth().pad));
     let extensions = [
         packet.reth().map(|_| 16),
@@ -51,8 +50,7 @@ fn exercise(bytes: &[u8]) {
     assert_eq!(out, bytes);
     assert_eq!(packet.icrc().to_le_bytes(), bytes[bytes.len() - ICRC_LEN..]);
     template.seal(&mut out);
-    let sealed = u32::from_le_bytes(*out.last_chunk().expect("a packet"));
-    assert_eq!(sealed, template.of(&out));
+    assert_eq!(u32::from_le_bytes(*out.last_chunk().expect("a packet")), template.of(&out));
 }
 
 fn flow(id: u16, flags: u16) -> Template {

@@ -44,8 +44,7 @@ fn samples() -> Vec<Sample> {
         };
         for &payload in lengths {
             for v6 in [false, true] {
-                let seed = samples.len();
-                samples.push(sample(info, payload, v6, seed));
+                samples.push(sample(info, payload, v6, samples.len()));
             }
         }
     }

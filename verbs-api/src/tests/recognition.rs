@@ -139,8 +139,7 @@ fn devices_recognise_each_other() {
         assert_eq!(side.asked_and_answered(), [1; 4]);
     }
     // A connection that begins later finds it known.
-    let later = connected(&sides, &[QpType::Rc]);
-    send(&later[0][0]);
+    send(&connected(&sides, &[QpType::Rc])[0][0]);
     wait(|| sides.iter().all(|side| side.kinds().iter().all(is_ours)));
     assert_eq!(sides.each_ref().map(Side::asked_and_answered), [[1; 4]; 2]);
 }

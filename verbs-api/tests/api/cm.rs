@@ -193,8 +193,7 @@ fn a_message_before_the_connection_is_known_by_its_context() {
     let mr = b.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
     qp.post_recv(&[RecvWr::new(5, &[mr.sge(0, 64)])]).unwrap();
     let mut accepting = request.accept(qp, &Params::default()).unwrap();
-    let client = until_some(|| asking.try_finish().unwrap());
-    client.post(SendWr::send(b"early")).unwrap();
+    until_some(|| asking.try_finish().unwrap()).post(SendWr::send(b"early")).unwrap();
     let wc = b.cq.wait_one(PATIENCE).unwrap().ok().unwrap();
     assert_eq!((wc.wr_id, wc.context, mr.slice(0, 5).to_vec()), (5, 77, b"early".to_vec()));
     assert_eq!(accepting.qp().map(rocinante::Qp::qpn), Some(wc.qpn));

@@ -211,8 +211,7 @@ fn a_datagram_and_its_answer_keep_to_their_addresses() {
         assert_eq!(mrs[0].to_vec(GRH_LEN, 8), b"answered");
         // It came from where the question went.
         let grh: [u8; GRH_LEN] = mrs[0].to_vec(0, GRH_LEN).try_into().unwrap();
-        let sender = grh_addresses(&grh);
-        assert_eq!(sender, (ip(1, at), ip(0, at)));
+        assert_eq!(grh_addresses(&grh), (ip(1, at), ip(0, at)));
         b.completion();
     }
 }

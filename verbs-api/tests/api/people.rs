@@ -220,8 +220,7 @@ fn a_refused_object_comes_back_with_its_error() {
     assert_eq!(refused.to_string(), refused.error.to_string());
     assert_eq!(refused.value.endpoint().qpn, end.qpn);
     let ready = || -> Result<Qp, VerbsError> { Ok(refused.value.ready()?) };
-    let qp = ready().unwrap();
-    assert_eq!(qp.post(SendWr::send(b"x")), Err(PostError::Operation));
+    assert_eq!(ready().unwrap().post(SendWr::send(b"x")), Err(PostError::Operation));
 }
 
 #[test]
@@ -273,8 +272,7 @@ fn a_thread_sleeps_on_a_queue_without_a_channel() {
     let sides = crate::sim::sides(&rocinante_netdev::sim::SimNet::new(1), [true, true]);
     let [a, b] = &sides;
     let [qp, peer] = connected(&sides, Access::ALL, 5);
-    let short = Some(Duration::from_millis(20));
-    assert!(matches!(b.cq.wait(short), Err(VerbsError::TimedOut)));
+    assert!(matches!(b.cq.wait(Some(Duration::from_millis(20))), Err(VerbsError::TimedOut)));
     let rounds = 50;
     std::thread::scope(|scope| {
         // Two threads wait on one queue: each completion goes to one of them.

@@ -243,8 +243,7 @@ fn memory_that_was_unmapped_refuses_a_peer_and_the_program_lives() {
     });
     assert_eq!(seen, [(8, WcStatus::LocProtErr), (3, WcStatus::LocProtErr)]);
     assert_eq!(own.state(), QpState::Err);
-    let why = region.check(pages.at(1) as u64, 8, Access::REMOTE_WRITE);
-    assert_eq!(why, Err(AccessError::Memory));
+    assert_eq!(region.check(pages.at(1) as u64, 8, Access::REMOTE_WRITE), Err(AccessError::Memory));
 }
 
 #[test]

@@ -173,8 +173,7 @@ fn operations_that_fail_say_why_and_return_their_memory() {
         let ([a, b], qp, peer) = owning(true);
         let buffer = || a.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
         // Refused before they are posted.
-        let short = RemoteSlice { len: 63, ..region(&b.mr) };
-        let (refused, memory) = qp.read(buffer(), short).await;
+        let (refused, memory) = qp.read(buffer(), RemoteSlice { len: 63, ..region(&b.mr) }).await;
         assert!(matches!(refused, Err(VerbsError::Invalid(_))) && memory.len() == 64);
         let receiving: Vec<_> = (0..9).map(|_| qp.recv(buffer())).collect();
         let mut results = Vec::new();

@@ -112,8 +112,7 @@ fn operations() {
         let _sent = peer.send(b.pd.allocate(8, Access::NONE).unwrap());
         drive(&sides);
     };
-    let received = the_last_task_is_woken("a receive", qp.recv(buffer()), send);
-    assert_eq!(received.0.unwrap().byte_len, 8);
+    assert_eq!(the_last_task_is_woken("a receive", qp.recv(buffer()), send).0.unwrap().byte_len, 8);
     let two = whoever_waits_is_woken("WRITEs", || qp.write(buffer(), remote), || drive(&sides));
     assert!(two.iter().all(|(wrote, _)| wrote.is_ok()));
     // It completes while the queue pair goes, and none of the program's tasks drives the device.

@@ -53,8 +53,7 @@ fn both(a: &FlowPlan, b: &FlowPlan) -> (Flowed, Flowed) {
 #[test]
 fn sends_cross_each_other() {
     let first = plan(true, Receive::Until, Until::Messages(1001));
-    let second = FlowPlan { list: 5, ..first };
-    let (a, b) = both(&first, &second);
+    let (a, b) = both(&first, &FlowPlan { list: 5, ..first });
     assert_eq!((a.sent, a.received), (1001, 1001));
     assert_eq!((b.sent, b.received), (1001, 1001));
 }

@@ -490,8 +490,7 @@ fn flood(path: &Path, count: usize, address: Option<&str>) -> String {
 
 fn answer(connection: &OwnedFd) -> std::io::Result<Result<(Answer, Vec<OwnedFd>), String>> {
     let mut fds = [PollFd::new(connection, PollFlags::IN)];
-    let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
-    poll(&mut fds, Some(&limit)).expect("poll");
+    poll(&mut fds, Some(&Timespec { tv_sec: 20, tv_nsec: 0 })).expect("poll");
     match receive_answer(connection) {
         // The agent hung up without reading; its answer comes next.
         Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => receive_answer(connection),

@@ -407,8 +407,7 @@ fn removed_paths_are_unknown_and_their_ids_used_again() {
         table.remove(first, &mut guard);
         assert!(table.hop(first).is_none() && table.hop(PathId(77)).is_none());
         table.remove(first, &mut guard);
-        let third = table.add(&spec("10.9.0.1", "10.9.0.4"), &mut guard).expect("a path").id;
-        assert_eq!(third, first);
+        assert_eq!(table.add(&spec("10.9.0.1", "10.9.0.4"), &mut guard).expect("a path").id, first);
     });
 }
 

@@ -109,8 +109,7 @@ fn the_last_processes_of_an_address_leave_it_to_their_guardians() {
     assert!(!of_first.iter().chain(&of_second).any(Left::is_owed));
     // The address is free once they have let go of it.
     drop((of_first, of_second));
-    let again = process(&here, 1);
-    assert_eq!(again.slots.first(), 0, "a new group");
+    assert_eq!(process(&here, 1).slots.first(), 0, "a new group");
 }
 
 #[test]

@@ -197,8 +197,7 @@ impl Verbs {
             }
             Request::Connect { qp, peer, how } => self.connect(*qp, peer, how)?,
             Request::Modify { qp, state } => {
-                let change = ModifyAttr::state(qp_state(*state));
-                self.qp(*qp)?.modify(&change).map_err(text)?;
+                self.qp(*qp)?.modify(&ModifyAttr::state(qp_state(*state))).map_err(text)?;
             }
             Request::Query { qp } => return Ok(Reply::State(state_of(self.qp(*qp)?.state()))),
             Request::Destroy { qp } => {
@@ -335,8 +334,7 @@ impl Verbs {
             .try_into()
             .map_err(|_| "not the bytes of a header")?;
         let pd = &self.opened()?.pd;
-        let handle = self.inside(|| pd.create_ah_from_wc(&last, &header))?.map_err(text)?;
-        self.handles.push(handle);
+        self.handles.push(self.inside(|| pd.create_ah_from_wc(&last, &header))?.map_err(text)?);
         Ok(())
     }
 

@@ -221,8 +221,7 @@ impl HardwareProgram {
     /// Runs the program; if it has only one side, that side runs at the client.
     pub(super) fn run(&self, server: &Side<'_>, client: &Side<'_>) -> Step {
         let Some([command, options]) = self.client else {
-            let outcome = client.start(self.program, self.server)?.wait()?;
-            return self.check(&outcome, "");
+            return self.check(&client.start(self.program, self.server)?.wait()?, "");
         };
         let line = format!("{} {}", self.server, server.options(self, None));
         let serving = server.start(self.program, &line)?;

@@ -76,8 +76,7 @@ pub(super) fn answered(s: &mut Session<'_>) -> Step {
     passive.fill(at(0, 40), 2)?;
     passive.receive(1, &[at(HALF, GRH + 40)])?;
     active.receive(1, &[at(HALF, GRH + 40)])?;
-    let question = active.send_to(0, passive, QKEY, None);
-    active.perform(2, question, &[at(0, 40)])?;
+    active.perform(2, active.send_to(0, passive, QKEY, None), &[at(0, 40)])?;
     passive.received_from(active.qpn(), 1, 40, None)?;
     passive.do_(&Request::HandleOfLast { grh: at(HALF, GRH) })?;
     passive.perform(2, passive.send_to(1, active, QKEY, None), &[at(0, 40)])?;

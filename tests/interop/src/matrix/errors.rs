@@ -123,8 +123,7 @@ pub(super) fn connected_again(s: &mut Session<'_>) -> Step {
 /// The send queue of the active side is drained and stopped (SQD), and goes on.
 pub(super) fn drained(s: &mut Session<'_>) -> Step {
     s.active.fill(at(0, 64), 1)?;
-    let op = s.passive.write_to(0, None);
-    s.active.perform(0, op, &[at(0, 64)])?;
+    s.active.perform(0, s.passive.write_to(0, None), &[at(0, 64)])?;
     s.active.stop_sending()?;
     s.active.post(&[signaled(1, s.passive.write_to(128, None), &[at(0, 64)])])?;
     let found = s.active.poll(1, 100)?;

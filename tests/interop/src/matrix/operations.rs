@@ -61,8 +61,7 @@ pub(super) fn send_scattered(s: &mut Session<'_>) -> Step {
     let len = 3 * third;
     s.active.fill(at(0, len), 5)?;
     s.passive.receive_scattered(1, &[at(100, 11), at(HALF, len)])?;
-    let parts = [at(0, third), at(third, third), at(2 * third, third)];
-    s.active.perform(1, SEND, &parts)?;
+    s.active.perform(1, SEND, &[at(0, third), at(third, third), at(2 * third, third)])?;
     s.passive.received(1, len, None)?;
     s.passive.holds(at(100, 11), 5)?;
     s.passive.holds_part(at(HALF, len - 11), 5, 11)

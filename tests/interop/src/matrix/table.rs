@@ -28,8 +28,7 @@ impl Table {
     pub fn add_program(&mut self, name: &str, passed: bool) {
         let mut parts = name.split("::");
         let program = parts.next().unwrap_or_default().to_owned();
-        let requester = parts.next().unwrap_or_default().to_owned();
-        self.count(program, requester, passed);
+        self.count(program, parts.next().unwrap_or_default().to_owned(), passed);
     }
 
     fn count(&mut self, row: String, requester: String, passed: bool) {

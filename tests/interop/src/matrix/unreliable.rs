@@ -99,8 +99,7 @@ pub(super) fn refused(s: &mut Session<'_>) -> Step {
     let len = 2 * s.mtu() + 1;
     s.active.fill(at(0, len), 7)?;
     let (remote, rkey) = s.passive.remote(HALF);
-    let bad = Op::Write { remote, rkey: rkey ^ 0x55, imm: None };
-    s.active.perform(1, bad, &[at(0, len)])?;
+    s.active.perform(1, Op::Write { remote, rkey: rkey ^ 0x55, imm: None }, &[at(0, len)])?;
     s.active.perform(2, SEND, &[at(0, len)])?;
     s.passive.quiet(LOST_MS)?;
     s.passive.untouched(at(0, BUFFER))?;

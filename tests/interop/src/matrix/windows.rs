@@ -157,8 +157,7 @@ pub(super) fn zero_based(s: &mut Session<'_>) -> Step {
     let shown = s.passive.bind(0, 0, part(64, len), REMOTE | ZERO_BASED)?;
     s.passive.expect(&shown.address, &0, "the address of the first byte")?;
     through(s, 0, shown, 64, len)?;
-    let inside = Remote { address: 16, ..shown };
-    through(s, 0, inside, 64 + 16, len - 16)?;
+    through(s, 0, Remote { address: 16, ..shown }, 64 + 16, len - 16)?;
     let beyond = match s.passive.kind() {
         // As above.
         Kind::SoftRoce => SIZE - 64,

@@ -279,8 +279,7 @@ fn flags_of_send_requests() {
         assert_eq!((out.send_flags, out.num_sge, inline), (bit, 0, None));
     }
     let bytes = [1, 2, 3];
-    let op = SendOp::Send { imm: None };
-    let wr = SendWr::new(op, SendData::Inline(&bytes)).signaled(false);
+    let wr = SendWr::new(SendOp::Send { imm: None }, SendData::Inline(&bytes)).signaled(false);
     let (out, inline) = send_wr(&wr, 0).unwrap();
     assert_eq!((out.send_flags, out.num_sge), (8, 1));
     assert_eq!(inline, Some(Sge { addr: bytes.as_ptr() as u64, len: 3, lkey: Key(0) }));
