@@ -35,6 +35,14 @@ impl Solo {
         Self::new(&Setup::script())
     }
 
+    /// With `count` SENDs of `len` bytes under way, from `wr_id` 1 on.
+    pub fn sending(setup: &Setup, count: u64, len: u32) -> Self {
+        let mut solo = Self::new(setup);
+        (1..=count).for_each(|id| solo.send(id, len));
+        solo.sent();
+        solo
+    }
+
     // ---- our side ----
 
     /// Posts a signaled request with data of the arena.

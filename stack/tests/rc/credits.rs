@@ -43,9 +43,7 @@ fn what_is_granted_is_sent_and_then_one_message_at_a_time() {
 
 #[test]
 fn a_repeated_acknowledgement_raises_the_limit() {
-    let mut solo = Solo::script();
-    solo.send(1, 8);
-    solo.sent();
+    let mut solo = Solo::sending(&Setup::script(), 1, 8);
     grant(&mut solo, 0, 1, 1);
     (2..=5).for_each(|wr_id| solo.send(wr_id, 8));
     assert_eq!(solo.sent(), ["SEND_ONLY #1 8B ack"]);
@@ -60,9 +58,7 @@ fn a_repeated_acknowledgement_raises_the_limit() {
 
 #[test]
 fn the_rest_of_a_tried_message_waits_for_its_first_packet() {
-    let mut solo = Solo::script();
-    solo.send(1, 8);
-    solo.sent();
+    let mut solo = Solo::sending(&Setup::script(), 1, 8);
     grant(&mut solo, 0, 1, 0);
     solo.send(2, 700);
     assert_eq!(solo.sent(), ["SEND_FIRST #1 256B ack"]);
@@ -74,9 +70,7 @@ fn the_rest_of_a_tried_message_waits_for_its_first_packet() {
 
 #[test]
 fn what_needs_no_receive_is_not_limited_but_counts() {
-    let mut solo = Solo::script();
-    solo.send(1, 8);
-    solo.sent();
+    let mut solo = Solo::sending(&Setup::script(), 1, 8);
     grant(&mut solo, 0, 1, 0);
     let list = [solo.sge(0, 8)];
     solo.post(2, WRITE, &list);
@@ -92,9 +86,7 @@ fn what_needs_no_receive_is_not_limited_but_counts() {
 fn a_read_in_pieces_counts_as_many_messages() {
     // 60 packets of 256 bytes are one request: half of our queue.
     let own = Some(Budget { bytes: 1 << 20, datagrams: 120 });
-    let mut solo = Solo::new(&Setup { own, ..Setup::script() });
-    solo.send(1, 8);
-    solo.sent();
+    let mut solo = Solo::sending(&Setup { own, ..Setup::script() }, 1, 8);
     grant(&mut solo, 0, 1, 0);
     solo.read(2, 61 * 256);
     solo.send(3, 8);
@@ -175,9 +167,7 @@ fn a_sender_that_knows_the_receives_repeats_less() {
 /// The first packet of the message left within the limit, without AckReq; then the limit fell.
 #[test]
 fn a_message_that_was_begun_within_the_limit_is_finished() {
-    let mut solo = Solo::new(&Setup { timeout: 0, ..Setup::script() });
-    solo.send(1, 8);
-    solo.sent();
+    let mut solo = Solo::sending(&Setup { timeout: 0, ..Setup::script() }, 1, 8);
     grant(&mut solo, 0, 1, 3);
     solo.send(2, 8);
     solo.send(3, 700);

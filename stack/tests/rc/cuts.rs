@@ -139,9 +139,7 @@ fn what_is_missing_goes_again_alone_and_is_the_same() {
 /// posted alone.
 #[test]
 fn they_count_as_many_messages() {
-    let mut solo = Solo::new(&setup());
-    solo.send(1, 8);
-    solo.sent();
+    let mut solo = Solo::sending(&setup(), 1, 8);
     let grant = |solo: &mut Solo, psn, msn, receives| {
         let mut aeth = [0; Aeth::LEN];
         Aeth { syndrome: Syndrome::credits(receives), msn }.write(&mut aeth);

@@ -64,9 +64,7 @@ fn what_was_begun_ends_and_what_was_not_waits() {
 
 #[test]
 fn what_is_lost_is_sent_again_in_sqd_and_gives_up_in_time() {
-    let mut solo = Solo::new(&Setup { retry_cnt: 1, ..Setup::script() });
-    solo.send(1, 8);
-    solo.sent();
+    let mut solo = Solo::sending(&Setup { retry_cnt: 1, ..Setup::script() }, 1, 8);
     solo.send(2, 8);
     drain(&mut solo, true);
     solo.wait_for_timer().expect("a timeout");
@@ -130,9 +128,7 @@ fn a_fence_does_not_begin_a_request_in_sqd() {
 
 #[test]
 fn nobody_is_told_who_did_not_ask_this_time() {
-    let mut solo = Solo::script();
-    solo.send(1, 8);
-    solo.sent();
+    let mut solo = Solo::sending(&Setup::script(), 1, 8);
     drain(&mut solo, true);
     resume(&mut solo);
     solo.receive_ack(0);

@@ -257,9 +257,7 @@ fn the_peers_refusals_become_statuses() {
         (Nak::RemoteOperationalError, WcStatus::RemOpErr),
         (Nak::InvalidRdRequest, WcStatus::RemInvReqErr),
     ] {
-        let mut solo = Solo::script();
-        (1..=3).for_each(|id| solo.send(id, 300));
-        solo.sent();
+        let mut solo = Solo::sending(&Setup::script(), 3, 300);
         // The NAK names the second packet of the second message.
         solo.receive_nak(3, code);
         let expected = [(1, WcStatus::Success), (2, status), (3, WcStatus::WrFlushErr)];

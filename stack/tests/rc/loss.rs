@@ -52,10 +52,7 @@ fn ghost_acks_change_nothing() {
 
 #[test]
 fn a_nak_of_an_acknowledged_packet_is_old_news() {
-    let mut solo = Solo::script();
-    solo.send(1, 10);
-    solo.send(2, 10);
-    solo.sent();
+    let mut solo = Solo::sending(&Setup::script(), 2, 10);
     solo.receive_ack(0);
     solo.receive_nak(0, NakCode::RemoteOperationalError);
     solo.receive_rnr(0, 1);
@@ -67,9 +64,7 @@ fn a_nak_of_an_acknowledged_packet_is_old_news() {
 
 #[test]
 fn reserved_syndromes_are_counted_and_ignored() {
-    let mut solo = Solo::script();
-    solo.send(1, 10);
-    solo.sent();
+    let mut solo = Solo::sending(&Setup::script(), 1, 10);
     for syndrome in [0x40, 0x5f, 0x65, 0x7f, 0x80, 0xff] {
         solo.receive_syndrome(0, Syndrome(syndrome));
     }
@@ -98,10 +93,7 @@ fn after_a_sequence_nak_it_goes_back() {
 
 #[test]
 fn a_lost_last_packet_is_asked_about_and_sent_again_after_the_timeout() {
-    let mut solo = Solo::script();
-    solo.send(1, 10);
-    solo.send(2, 10);
-    solo.sent();
+    let mut solo = Solo::sending(&Setup::script(), 2, 10);
     solo.wait(1000);
     solo.receive_ack(0);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
@@ -210,10 +202,7 @@ fn timeout_zero_waits_for_ever() {
 
 #[test]
 fn rnr_waits_as_asked_and_then_succeeds() {
-    let mut solo = Solo::script();
-    solo.send(1, 10);
-    solo.send(2, 10);
-    solo.sent();
+    let mut solo = Solo::sending(&Setup::script(), 2, 10);
     solo.receive_rnr(0, 14); // 1.28 ms
     assert!(solo.sent().is_empty());
     // The same RNR NAK for a later packet changes nothing.
@@ -226,10 +215,7 @@ fn rnr_waits_as_asked_and_then_succeeds() {
 
 #[test]
 fn rnr_acknowledges_what_is_before() {
-    let mut solo = Solo::script();
-    solo.send(1, 10);
-    solo.send(2, 10);
-    solo.sent();
+    let mut solo = Solo::sending(&Setup::script(), 2, 10);
     solo.receive_rnr(1, 1);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     solo.wait(10_000);
@@ -260,15 +246,11 @@ fn rnr_retries_are_counted_per_request_and_exhausted() {
 
 #[test]
 fn rnr_retry_zero_gives_up_at_once_and_seven_never() {
-    let mut solo = Solo::new(&Setup { rnr_retry: 0, ..Setup::script() });
-    solo.send(1, 10);
-    solo.sent();
+    let mut solo = Solo::sending(&Setup { rnr_retry: 0, ..Setup::script() }, 1, 10);
     solo.receive_rnr(0, 1);
     assert_eq!(solo.completed(), [(1, WcStatus::RnrRetryExcErr)]);
 
-    let mut solo = Solo::new(&Setup { rnr_retry: 7, retry_cnt: 1, ..Setup::script() });
-    solo.send(1, 10);
-    solo.sent();
+    let mut solo = Solo::sending(&Setup { rnr_retry: 7, retry_cnt: 1, ..Setup::script() }, 1, 10);
     for round in 0..5000 {
         solo.receive_rnr(0, 1);
         solo.wait(10_000);
@@ -285,10 +267,7 @@ fn rnr_retry_zero_gives_up_at_once_and_seven_never() {
 
 #[test]
 fn an_ack_during_an_rnr_wait_ends_it() {
-    let mut solo = Solo::script();
-    solo.send(1, 10);
-    solo.send(2, 10);
-    solo.sent();
+    let mut solo = Solo::sending(&Setup::script(), 2, 10);
     solo.receive_rnr(0, 31);
     solo.receive_ack(1);
     assert_eq!(solo.completed().len(), 2);
@@ -330,9 +309,7 @@ fn a_late_ack_during_a_retransmission_is_taken() {
 
 #[test]
 fn credits_and_msn_of_other_implementations_are_accepted() {
-    let mut solo = Solo::script();
-    solo.send(1, 10);
-    solo.sent();
+    let mut solo = Solo::sending(&Setup::script(), 1, 10);
     // Hardware sends credit counts.
     solo.receive(&solo.response(Opcode::RC_ACKNOWLEDGE, 0, &[&[5, 0xab, 0xcd, 0xef]]));
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);

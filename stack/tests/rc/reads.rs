@@ -222,9 +222,7 @@ fn a_response_of_the_wrong_length_or_kind_is_a_bad_response() {
 
 #[test]
 fn data_for_a_request_that_has_none_is_a_ghost() {
-    let mut solo = Solo::script();
-    solo.send(1, 10);
-    solo.sent();
+    let mut solo = Solo::sending(&Setup::script(), 1, 10);
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[1; 10]);
     solo.receive_found(0, 7);
     solo.receive_found(1, 7);

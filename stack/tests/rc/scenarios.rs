@@ -58,9 +58,7 @@ fn a_lost_answer_of_each_operation_is_made_up_for() {
 /// The timer does not wait for lost ACKs either.
 #[test]
 fn a_lost_ack_is_covered_by_the_next() {
-    let mut solo = Solo::script();
-    (1..=4).for_each(|id| solo.send(id, 10));
-    solo.sent();
+    let mut solo = Solo::sending(&Setup::script(), 4, 10);
     // The ACKs of #0 to #2 are lost.
     solo.receive_ack(3);
     let done: Vec<_> = (1..=4).map(|id| (id, WcStatus::Success)).collect();
@@ -269,9 +267,7 @@ fn an_ack_in_the_middle_of_a_read_does_not_end_it() {
 
 #[test]
 fn an_ack_with_more_behind_it_is_still_an_ack() {
-    let mut solo = Solo::script();
-    solo.send(1, 10);
-    solo.sent();
+    let mut solo = Solo::sending(&Setup::script(), 1, 10);
     let aeth = [Syndrome::ACK_UNLIMITED.0, 0, 0, 0];
     solo.receive(&solo.response(Op::RC_ACKNOWLEDGE, 0, &[&aeth, &[0xaa; 64]]));
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);

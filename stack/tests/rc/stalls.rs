@@ -64,9 +64,7 @@ fn the_timeout_counts_from_when_the_packet_left() {
 /// Only the packets written at that time have left late.
 #[test]
 fn what_was_under_way_before_gains_nothing_by_a_late_packet() {
-    let mut solo = Solo::script();
-    solo.send(1, 10);
-    solo.sent();
+    let mut solo = Solo::sending(&Setup::script(), 1, 10);
     solo.now = solo.now.after(TIMEOUT_14 / 2);
     let written = solo.now;
     solo.send(2, 10);
@@ -120,9 +118,7 @@ fn a_late_packet_does_not_make_a_pause_longer() {
 /// one to respond.
 #[test]
 fn what_is_sent_again_late_is_waited_for_as_long() {
-    let mut solo = Solo::new(&Setup { retry_cnt: 1, ..Setup::script() });
-    solo.send(1, 10);
-    solo.sent();
+    let mut solo = Solo::sending(&Setup { retry_cnt: 1, ..Setup::script() }, 1, 10);
     solo.end.out.room = 0;
     solo.wait(TIMEOUT_14);
     assert!(solo.sent().is_empty());

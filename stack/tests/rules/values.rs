@@ -220,9 +220,7 @@ fn no_message_number_and_no_credit_stops_a_sender_for_good() {
 #[test]
 fn every_code_of_an_rnr_nak_is_waited_for_as_long_as_the_table_says() {
     for code in 0..32 {
-        let mut solo = Solo::script();
-        solo.send(1, 10);
-        solo.sent();
+        let mut solo = Solo::sending(&Setup::script(), 1, 10);
         solo.receive_rnr(0, code);
         let wait = u64::from(rnr_timer_us(code)) * 1000;
         solo.wait(wait - 1);
@@ -241,9 +239,7 @@ fn a_report_of_any_length_and_content_leaves_a_sender_that_goes_on() {
     for len in (0..=12).chain([124, 127, 128, 129, 132, 1000, 4096]) {
         for (name, fill, last) in [("all", 0xff, 0xff), ("nothing", 0, 0), ("the last", 0, 0x80)] {
             for psn in [0, 1, 3, 5, 6] {
-                let mut solo = Solo::new(&Setup { held: 64, ..Setup::script() });
-                (1..=6).for_each(|wr_id| solo.send(wr_id, 10));
-                solo.sent();
+                let mut solo = Solo::sending(&Setup { held: 64, ..Setup::script() }, 6, 10);
                 let mut report = vec![fill; len];
                 if let Some(byte) = report.last_mut() {
                     *byte = last;
@@ -392,9 +388,7 @@ fn keys_of_nothing_are_refused_at_both_ends_of_their_range() {
 fn every_timeout_and_retry_count_ends_or_waits_for_ever() {
     for timeout in [0, 1, 2, 14, 30, 31] {
         for retry_cnt in [0, 7] {
-            let mut solo = Solo::new(&Setup { timeout, retry_cnt, ..Setup::script() });
-            solo.send(1, 10);
-            solo.sent();
+            let mut solo = Solo::sending(&Setup { timeout, retry_cnt, ..Setup::script() }, 1, 10);
             let began = solo.now;
             for _ in 0..200 {
                 if solo.wait_for_timer().is_none() {
