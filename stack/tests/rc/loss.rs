@@ -51,18 +51,6 @@ fn ghost_acks_change_nothing() {
 }
 
 #[test]
-fn a_nak_of_an_acknowledged_packet_is_old_news() {
-    let mut solo = Solo::sending(&Setup::script(), 2, 10);
-    solo.receive_ack(0);
-    solo.receive_nak(0, NakCode::RemoteOperationalError);
-    solo.receive_rnr(0, 1);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
-    assert!(solo.sent().is_empty());
-    solo.receive_ack(1);
-    assert_eq!(solo.completed(), [(2, WcStatus::Success)]);
-}
-
-#[test]
 fn reserved_syndromes_are_counted_and_ignored() {
     let mut solo = Solo::sending(&Setup::script(), 1, 10);
     for syndrome in [0x40, 0x5f, 0x65, 0x7f, 0x80, 0xff] {
@@ -155,20 +143,6 @@ fn retries_are_exhausted_after_exactly_retry_cnt_and_one_sends_and_in_the_promis
 }
 
 #[test]
-fn retry_exceeded_fails_the_oldest_and_flushes_the_rest() {
-    let mut solo = Solo::new(&Setup { retry_cnt: 0, ..Setup::script() });
-    solo.post_recv(9, &[]);
-    solo.send(1, 10);
-    solo.send(2, 10);
-    solo.sent();
-    solo.wait(TIMEOUT_14);
-    use WcStatus::{RetryExcErr, WrFlushErr};
-    assert_eq!(solo.completed(), [(1, RetryExcErr), (2, WrFlushErr), (9, WrFlushErr)]);
-    assert_eq!(solo.state(), rocinante_stack::verbs::QpState::Err);
-    assert!(solo.sent().is_empty());
-}
-
-#[test]
 fn complaints_without_progress_do_not_put_the_end_off() {
     let mut solo = Solo::new(&Setup { retry_cnt: 2, ..Setup::script() });
     let start = solo.now;
@@ -245,11 +219,7 @@ fn rnr_retries_are_counted_per_request_and_exhausted() {
 }
 
 #[test]
-fn rnr_retry_zero_gives_up_at_once_and_seven_never() {
-    let mut solo = Solo::sending(&Setup { rnr_retry: 0, ..Setup::script() }, 1, 10);
-    solo.receive_rnr(0, 1);
-    assert_eq!(solo.completed(), [(1, WcStatus::RnrRetryExcErr)]);
-
+fn rnr_retry_seven_never_gives_up() {
     let mut solo = Solo::sending(&Setup { rnr_retry: 7, retry_cnt: 1, ..Setup::script() }, 1, 10);
     for round in 0..5000 {
         solo.receive_rnr(0, 1);

@@ -4,10 +4,9 @@
 //! `docs/conformance.md` says which rule each of them proves.
 
 use crate::common::{BASE, Pair, Setup, Solo, pattern, reth, sge};
-use rocinante_scripts::two_messages;
-use rocinante_stack::mem::{Access, Region, Sge};
+use rocinante_stack::mem::{Access, Sge};
 use rocinante_stack::types::Key;
-use rocinante_stack::verbs::{QpEvent, QpState, SendOp, WcOpcode, WcStatus};
+use rocinante_stack::verbs::{SendOp, WcStatus};
 use rocinante_stack::wire::{Opcode as Op, Packet, Syndrome};
 
 // ---- lost acknowledgements ----
@@ -55,78 +54,7 @@ fn a_lost_answer_of_each_operation_is_made_up_for() {
     }
 }
 
-/// The timer does not wait for lost ACKs either.
-#[test]
-fn a_lost_ack_is_covered_by_the_next() {
-    let mut solo = Solo::sending(&Setup::script(), 4, 10);
-    // The ACKs of #0 to #2 are lost.
-    solo.receive_ack(3);
-    let done: Vec<_> = (1..=4).map(|id| (id, WcStatus::Success)).collect();
-    assert_eq!(solo.completed(), done);
-    // Ten times the timeout of code 14.
-    solo.wait(10 * (4096 << 14));
-    assert!(solo.sent().is_empty());
-}
-
 // ---- duplicates ----
-
-/// Every packet of every message is repeated after the message is complete.
-#[test]
-fn each_packet_of_a_message_again_changes_nothing() {
-    let mut solo = Solo::script();
-    let list = [solo.sge(0, 1000)];
-    solo.post_recv(1, &list);
-    solo.post_recv(2, &list);
-    let talk = two_messages(&solo.reth(4096, 600), [4, 3, 2, 1]);
-    for (psn, (opcode, body)) in talk.iter().enumerate() {
-        solo.receive_request(*opcode, psn as i64, &[body]);
-    }
-    assert_eq!(solo.sent(), ["ACK #5"]);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
-    let arena = solo.end.host.arena.clone();
-    solo.post_recv(3, &list);
-    for (psn, (opcode, body)) in talk.iter().enumerate() {
-        // Other bytes than the first time: they must not be placed.
-        let body: Vec<u8> = body.iter().map(|byte| !byte).collect();
-        solo.receive_request(*opcode, psn as i64, &[&body]);
-        assert_eq!(solo.sent(), ["ACK #5"], "{opcode:?}: the answer is the latest");
-    }
-    assert!(solo.completed().is_empty());
-    assert_eq!(solo.end.host.arena, arena);
-    assert_eq!(solo.end.engine.counters().duplicate_request, 6);
-}
-
-#[test]
-fn a_duplicate_that_asks_for_nothing_gets_nothing() {
-    let mut solo = Solo::script();
-    let header = solo.reth(0, 4);
-    let mut packet = solo.request(Op::RC_RDMA_WRITE_ONLY, 0, &[&header, &[1; 4]]);
-    packet[8] &= 0x7f;
-    crate::common::seal(&mut packet);
-    solo.receive(&packet);
-    solo.receive(&packet);
-    assert!(solo.sent().is_empty());
-    assert_eq!(solo.end.engine.counters().duplicate_request, 1);
-}
-
-#[test]
-fn an_atomic_whose_record_was_overwritten_is_neither_done_again_nor_answered() {
-    let mut solo = Solo::new(&Setup { rd_atomic: 2, ..Setup::script() });
-    let add = solo.atomic_eth(0, 1, 0);
-    for psn in 0..5 {
-        solo.receive_request(Op::RC_FETCH_ADD, psn, &[&add]);
-        assert_eq!(solo.sent(), [format!("ATOMIC_ACKNOWLEDGE #{psn} ={psn}")]);
-    }
-    // Two are kept, now in other slots of the ring than without a wrap.
-    for psn in 0..5 {
-        solo.receive_request(Op::RC_FETCH_ADD, psn, &[&add]);
-        let expected = [format!("ATOMIC_ACKNOWLEDGE #{psn} ={psn}")];
-        assert_eq!(solo.sent(), expected[..usize::from(psn >= 3)], "PSN {psn}");
-    }
-    assert_eq!(solo.end.engine.drops().stale_duplicate, 3);
-    assert_eq!(solo.end.host.arena[..8], 5u64.to_ne_bytes());
-    assert_eq!(solo.state(), QpState::Rts);
-}
 
 #[test]
 fn a_duplicate_atomic_with_other_operands_is_answered_as_the_first_was() {
@@ -160,53 +88,6 @@ fn half_of_the_numbers_are_old_and_half_are_to_come() {
 }
 
 // ---- gaps ----
-
-#[test]
-fn a_gap_in_the_middle_of_a_send_is_reported_and_the_message_goes_on() {
-    let mut solo = Solo::script();
-    solo.post_recv(1, &[solo.sge(0, 1000)]);
-    solo.receive_request(Op::RC_SEND_FIRST, 0, &[&[1; 256]]);
-    solo.receive_request(Op::RC_SEND_LAST, 2, &[&[3; 10]]);
-    assert_eq!(solo.sent(), ["NAK #1 sequence"]);
-    // Packets out of order are not examined: a wrong opcode is no error yet.
-    solo.receive_request(Op::RC_RDMA_WRITE_LAST, 3, &[&[3; 10]]);
-    assert!(solo.sent().is_empty());
-    solo.receive_request(Op::RC_SEND_MIDDLE, 1, &[&[2; 256]]);
-    // #2 and #3 arrived and were dropped: the NAK says so, without a wait for them.
-    solo.receive_request(Op::RC_SEND_LAST, 2, &[&[3; 10]]);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
-    let arena = &solo.end.host.arena;
-    assert_eq!((arena[255], arena[256], arena[512], arena[522]), (1, 2, 3, 0));
-    assert_eq!(solo.state(), QpState::Rts);
-}
-
-#[test]
-fn a_gap_before_reads_and_atomics_executes_none_of_them() {
-    let mut solo = Solo::script();
-    let (read, add) = (solo.reth(0, 600), solo.atomic_eth(0, 1, 0));
-    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 1, &[&read]);
-    solo.receive_request(Op::RC_FETCH_ADD, 4, &[&add]);
-    assert_eq!(solo.sent(), ["NAK #0 sequence"]);
-    assert_eq!(solo.end.host.arena[..8], [0; 8]);
-    // A READ takes one PSN for each packet of its response: the next request's is #3, not #1.
-    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&read]);
-    assert_eq!(solo.sent().len(), 3);
-    solo.receive_request(Op::RC_FETCH_ADD, 3, &[&add]);
-    assert_eq!(solo.sent(), ["ATOMIC_ACKNOWLEDGE #3 =0"]);
-}
-
-#[test]
-fn a_sequence_nak_in_mid_message_acknowledges_what_is_before_it() {
-    let mut solo = Solo::script();
-    solo.send(1, 10);
-    solo.send(2, 600);
-    solo.sent();
-    solo.receive_nak(2, rocinante_stack::wire::NakCode::PsnSequenceError);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
-    let sent = solo.sent();
-    assert_eq!(sent.first().map(String::as_str), Some("SEND_MIDDLE #2 256B ack"));
-    assert_eq!(sent.len(), 2);
-}
 
 // ---- responses out of their order ----
 
@@ -276,42 +157,6 @@ fn an_ack_with_more_behind_it_is_still_an_ack() {
 
 // ---- lengths ----
 
-fn refused(solo: &mut Solo, opcode: Op, rest: &[&[u8]]) -> Vec<String> {
-    solo.receive_request(opcode, 0, rest);
-    assert_eq!(solo.state(), QpState::Err, "{opcode:?}");
-    assert!(solo.end.host.arena.iter().all(|byte| *byte == 0), "{opcode:?}");
-    solo.sent()
-}
-
-#[test]
-fn the_length_of_each_opcode_is_checked_against_its_place() {
-    let imm = [1, 2, 3, 4];
-    for len in [1, 255, 257] {
-        let mut solo = Solo::script();
-        let header = solo.reth(0, 600);
-        let sent = refused(&mut solo, Op::RC_RDMA_WRITE_FIRST, &[&header, &vec![1; len]]);
-        assert_eq!(sent, ["NAK #0 invalid"], "FIRST {len}");
-    }
-    for (opcode, with_reth, len) in [
-        (Op::RC_RDMA_WRITE_ONLY, true, 257),
-        (Op::RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE, true, 257),
-        (Op::RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE, true, 3),
-        (Op::RC_SEND_ONLY_WITH_IMMEDIATE, false, 257),
-    ] {
-        let mut solo = Solo::script();
-        solo.post_recv(1, &[solo.sge(0, 4096)]);
-        let header = solo.reth(0, len.max(4));
-        let payload = vec![1; len as usize];
-        let mut rest: Vec<&[u8]> = if with_reth { vec![&header] } else { vec![] };
-        if opcode != Op::RC_RDMA_WRITE_ONLY {
-            rest.push(&imm);
-        }
-        rest.push(&payload);
-        assert_eq!(refused(&mut solo, opcode, &rest), ["NAK #0 invalid"], "{opcode:?} {len}");
-        assert_eq!(solo.completed(), [(1, WcStatus::WrFlushErr)]);
-    }
-}
-
 #[test]
 fn zero_length_of_every_request_takes_one_packet_and_completes() {
     let mut solo = Solo::script();
@@ -355,41 +200,6 @@ fn an_empty_message_looks_at_no_key_of_its_receive() {
 
 // ---- keys ----
 
-/// The same memory, registered again, has another key; the old key stays invalid.
-#[test]
-fn the_key_of_a_region_that_was_registered_again_is_refused() {
-    for opcode in [Op::RC_RDMA_WRITE_ONLY, Op::RC_RDMA_READ_REQUEST, Op::RC_FETCH_ADD] {
-        let mut solo = Solo::script();
-        let old = solo.key;
-        let host = &mut solo.end.host;
-        host.regions.remove(old).unwrap();
-        let len = host.arena.len() as u64;
-        let region =
-            Region { pd: crate::common::PD, start: BASE, len, host: 0, access: Access::ALL };
-        let new = host.regions.insert(region, 0x1234_5600).unwrap();
-        assert_ne!(old.0 >> 8, new.0 >> 8);
-        let rest = |key: Key| {
-            let mut header = reth(BASE + 64, key, 8);
-            match opcode {
-                Op::RC_RDMA_WRITE_ONLY => header.extend_from_slice(&[0xff; 8]),
-                Op::RC_FETCH_ADD => {
-                    header.truncate(12);
-                    header.extend_from_slice(&[0; 16]);
-                }
-                _ => {}
-            }
-            header
-        };
-        solo.receive_request(opcode, 0, &[&rest(new)]);
-        let answer = solo.sent();
-        assert!(!answer[0].contains("NAK"), "{opcode:?}: {answer:?}");
-        let arena = solo.end.host.arena.clone();
-        solo.receive_request(opcode, 1, &[&rest(old)]);
-        assert_eq!(solo.sent(), ["NAK #1 access"], "{opcode:?}");
-        assert_eq!(solo.end.host.arena, arena);
-    }
-}
-
 #[test]
 fn ranges_of_our_own_that_wrap_are_local_errors() {
     for (addr, len) in [(u64::MAX - 3, 8), (u64::MAX, 1), (0, u32::MAX >> 1), (BASE - 1, 2)] {
@@ -406,59 +216,7 @@ fn ranges_of_our_own_that_wrap_are_local_errors() {
     }
 }
 
-#[test]
-fn unaligned_atomics_of_both_kinds_touch_nothing() {
-    for opcode in [Op::RC_FETCH_ADD, Op::RC_COMPARE_SWAP] {
-        for offset in 1..8 {
-            let mut solo = Solo::script();
-            let header = solo.atomic_eth(offset, 0xff, 0);
-            assert_eq!(refused(&mut solo, opcode, &[&header]), ["NAK #0 invalid"]);
-            assert_eq!(solo.event(), Some(QpEvent::ReqErr));
-        }
-    }
-}
-
 // ---- receives ----
-
-#[test]
-fn immediate_data_without_a_receive_waits_and_is_delivered_once() {
-    let imm = [9, 8, 7, 6];
-    for opcode in [Op::RC_SEND_ONLY_WITH_IMMEDIATE, Op::RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE] {
-        let mut solo = Solo::script();
-        let header = solo.reth(4096, 4);
-        let rest: &[&[u8]] = if opcode == Op::RC_SEND_ONLY_WITH_IMMEDIATE {
-            &[&imm, &[5; 4]]
-        } else {
-            &[&header, &imm, &[5; 4]]
-        };
-        solo.receive_request(opcode, 0, rest);
-        assert_eq!(solo.sent(), ["RNR #0 timer 12"], "{opcode:?}");
-        assert!(solo.end.host.arena.iter().all(|byte| *byte == 0));
-        solo.post_recv(7, &[solo.sge(0, 64)]);
-        solo.receive_request(opcode, 0, rest);
-        solo.receive_request(opcode, 0, rest);
-        let cqes = std::mem::take(&mut solo.end.host.completions);
-        assert_eq!(cqes.len(), 1, "{opcode:?}");
-        assert_eq!((cqes[0].wr_id, cqes[0].imm, cqes[0].byte_len), (7, Some(imm), 4));
-        let send = opcode == Op::RC_SEND_ONLY_WITH_IMMEDIATE;
-        let expected = if send { WcOpcode::Recv } else { WcOpcode::RecvRdmaWithImm };
-        assert_eq!(cqes[0].opcode, expected);
-    }
-}
-
-#[test]
-fn no_receive_at_the_beginning_of_a_long_send_places_nothing() {
-    let mut solo = Solo::script();
-    solo.receive_request(Op::RC_SEND_FIRST, 0, &[&[1; 256]]);
-    solo.receive_request(Op::RC_SEND_LAST, 1, &[&[2; 10]]);
-    assert_eq!(solo.sent(), ["RNR #0 timer 12"]);
-    solo.post_recv(1, &[solo.sge(0, 300)]);
-    solo.receive_request(Op::RC_SEND_FIRST, 0, &[&[1; 256]]);
-    solo.receive_request(Op::RC_SEND_LAST, 1, &[&[2; 10]]);
-    assert_eq!(solo.sent(), ["ACK #1"]);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
-    assert_eq!(solo.end.host.arena[255..257], [1, 2]);
-}
 
 /// A peer that answers every request with RNR NAKs delays one request, by the time that it asks
 /// for.

@@ -21,7 +21,7 @@ mod talk;
 mod trace;
 
 pub use departures::{DEPARTURES, Departure};
-pub use packet::{aeth, atomic_eth, packet, pattern, reth, two_messages};
+pub use packet::{aeth, atomic_eth, packet, pattern, reth};
 pub use subject::{Completion, Options, Range, Remote, Step, Subject};
 pub use talk::{REGION, REMOTE, Talk};
 pub use trace::describe;

@@ -55,7 +55,7 @@ pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
 /// A SEND and a WRITE of 600 bytes, each with immediate data and of three packets at path MTU 256.
 /// Returns each packet's opcode and the bytes behind its BTH. `header` is the RETH.
 #[must_use]
-pub fn two_messages(header: &[u8], imm: [u8; 4]) -> [(Opcode, Vec<u8>); 6] {
+pub(crate) fn two_messages(header: &[u8], imm: [u8; 4]) -> [(Opcode, Vec<u8>); 6] {
     [
         (Opcode::RC_SEND_FIRST, vec![1; 256]),
         (Opcode::RC_SEND_MIDDLE, vec![2; 256]),
