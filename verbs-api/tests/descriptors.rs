@@ -7,8 +7,8 @@ mod sim;
 
 use std::fs::File;
 
+use rocinante::VerbsError;
 use rocinante::cm::{self, Connecting, DatagramListener, Listener, Params};
-use rocinante::{Access, VerbsError};
 use rocinante_netdev::sim::SimNet;
 use sim::{ADDRESSES, Side, sides};
 
@@ -55,7 +55,7 @@ fn whoever_finds_no_descriptor_leaves_nothing_and_tries_again() {
         let listener = Listener::bind(&b.ctx, at, 1).unwrap();
         drop(DatagramListener::bind(&b.ctx, at, 1).unwrap());
         drop(a.ctx.create_comp_channel().unwrap());
-        let qp = a.pd.qp(&a.cq, &a.cq).access(Access::ALL).build().unwrap();
+        let qp = a.qp();
         let asked = Connecting::start(qp, at, &Params::default()).unwrap();
         b.ctx.progress();
         let all = take_all();

@@ -106,7 +106,7 @@ fn who_answers_acknowledges_with_the_answer() {
 /// Both ends of a connection, the asking side's first. Only their program drives the devices.
 fn connected_by_cm([a, b]: &[Side; 2]) -> [cm::Connection; 2] {
     let listener = cm::Listener::bind(&b.ctx, (sim::ADDRESSES[1], 7471).into(), 4).unwrap();
-    let build = |side: &Side| side.pd.qp(&side.cq, &side.cq).access(Access::ALL).build().unwrap();
+    let build = |side: &Side| side.qp();
     let mut asked =
         cm::Connecting::start(build(a), listener.address(), &cm::Params::default()).unwrap();
     b.ctx.progress();

@@ -60,7 +60,7 @@ impl World {
     }
 
     fn qp(&self) -> PreparedQp {
-        self.a.pd.qp(&self.a.cq, &self.a.cq).access(Access::ALL).build().unwrap()
+        self.a.qp()
     }
 
     fn datagram_qp(&self) -> PreparedQp {

@@ -1,80 +1,26 @@
 //! Devices recognise each other.
 
-use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocinante_netdev::sim::{SimConfig, SimNet};
-use rocinante_netdev::{AnyPort, PortConfig};
+use rocinante_netdev::sim::SimNet;
 use rocinante_soft::Settings;
-use rocinante_soft::model::device::Limits;
 use rocinante_soft::model::endpoint::Endpoint;
 use rocinante_soft::model::qp::{ConnectOptions, PeerPath};
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::Qpn;
-use rocinante_stack::verbs::{Destination, QpType, SendData, SendOp, SendWr};
+use rocinante_stack::verbs::SendWr;
+use rocinante_stack::verbs::{Destination, QpType, SendData, SendOp};
 use rocinante_stack::{Budget, PeerKind};
 
-use crate::context::{Context, Pd};
-use crate::cq::Cq;
-use crate::device::Device;
-use crate::qp::{PreparedQp, Qp};
-
-const PATIENCE: Duration = Duration::from_secs(30);
-const QKEY: u32 = 0x1111_1111;
-
-fn ip(last: u8) -> IpAddr {
-    [10, 0, 0, last].into()
-}
+use super::two::{PATIENCE, QKEY, Side, device_with, ip, settings};
+use crate::context::Context;
+use crate::qp::Qp;
 
 fn device(net: &SimNet, own: u8, recognises: bool) -> Context {
-    let port = AnyPort::from(net.port(&[ip(own)], &SimConfig::default()).unwrap());
-    let settings = Settings {
-        limits: Limits::default().max_qp(64).max_mr(64).max_mw(64),
-        window_max: 512,
-        advertise_credits: false,
-        port: PortConfig::default(),
-        cut_writes: true,
-        recognises,
-        cm_retries: None,
-        keep_alive: std::time::Duration::ZERO,
-        refuses_late: false,
-        background: true,
-        cpus: Vec::new(),
-    };
-    let ports = vec![port];
-    let hca = rocinante_soft::Hca::start(
-        &settings,
-        "sim",
-        (ports, None),
-        ("a test wants it".into(), None),
-        None,
-    )
-    .unwrap();
-    Context {
-        device: Device::Soft(rocinante_soft::Device::new(
-            hca,
-            Arc::new(rocinante_soft::Inbox::new().unwrap()),
-        )),
-    }
-}
-
-struct Side {
-    ctx: Context,
-    pd: Pd,
-    cq: Cq,
+    device_with(net, &[own], &Settings { recognises, ..settings(true) })
 }
 
 impl Side {
-    fn new(ctx: Context) -> Self {
-        let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(64).unwrap());
-        Self { ctx, pd, cq }
-    }
-
-    fn qp(&self, qp_type: QpType) -> PreparedQp {
-        self.pd.qp(&self.cq, &self.cq).qp_type(qp_type).access(Access::ALL).build().unwrap()
-    }
-
     fn kinds(&self) -> Vec<Option<PeerKind>> {
         self.ctx.qps().unwrap().iter().map(|qp| qp.peer_kind).collect()
     }
@@ -98,7 +44,10 @@ fn by_hand(endpoint: Endpoint) -> Endpoint {
 /// Queue pairs of these types, connected by hand.
 fn connected(sides: &[Side; 2], types: &[QpType]) -> Vec<[Qp; 2]> {
     let pair = |qp_type: &QpType| {
-        let [near, far] = sides.each_ref().map(|side| side.qp(*qp_type));
+        let [near, far] = sides.each_ref().map(|side| {
+            let qp = side.pd.qp(&side.cq, &side.cq).qp_type(*qp_type);
+            qp.access(Access::ALL).build().unwrap()
+        });
         let [to_near, to_far] = [&near, &far].map(|qp| by_hand(qp.endpoint()));
         let options = ConnectOptions::default();
         [near.connect(&to_far, &options).unwrap(), far.connect(&to_near, &options).unwrap()]

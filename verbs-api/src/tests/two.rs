@@ -32,14 +32,14 @@ use crate::mr::Rereg;
 use crate::qp::{PreparedQp, Qp};
 use crate::srq::SrqKind;
 
-const PATIENCE: Duration = Duration::from_secs(30);
-const QKEY: u32 = 0x1111_1111;
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const QKEY: u32 = 0x1111_1111;
 
-fn ip(last: u8) -> IpAddr {
+pub(super) fn ip(last: u8) -> IpAddr {
     [10, 0, 0, last].into()
 }
 
-fn settings(background: bool) -> Settings {
+pub(super) fn settings(background: bool) -> Settings {
     Settings {
         limits: Limits::default().max_qp(64).max_mr(64).max_mw(64),
         window_max: 512,
@@ -60,7 +60,7 @@ fn device(net: &SimNet, own: &[u8], background: bool) -> Context {
     device_with(net, own, &settings(background))
 }
 
-fn device_with(net: &SimNet, own: &[u8], settings: &Settings) -> Context {
+pub(super) fn device_with(net: &SimNet, own: &[u8], settings: &Settings) -> Context {
     let port = |last: &u8| AnyPort::from(net.port(&[ip(*last)], &SimConfig::default()).unwrap());
     let ports = own.iter().map(port).collect();
     let why = "a test wants it".to_owned();
@@ -80,14 +80,14 @@ fn soft(ctx: &Context) -> &Arc<rocinante_soft::Device> {
 }
 
 /// A program's objects on a device.
-struct Side {
-    ctx: Context,
-    pd: Pd,
-    cq: Cq,
+pub(super) struct Side {
+    pub(super) ctx: Context,
+    pub(super) pd: Pd,
+    pub(super) cq: Cq,
 }
 
 impl Side {
-    fn new(ctx: Context) -> Self {
+    pub(super) fn new(ctx: Context) -> Self {
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(64).unwrap());
         Self { ctx, pd, cq }
     }

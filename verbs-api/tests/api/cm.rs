@@ -1,45 +1,21 @@
 //! Connections over a network that loses, duplicates and reorders; and programs that leave at the
 //! wrong time.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use crate::sim::{self, ADDRESSES, Side};
 use rocinante::cm::{self, CmFailure, Connecting, Listener, Params, RejReason};
 use rocinante::verbs::{QpState, QpType};
-use rocinante::{Access, Context, Cq, OpenOptions, Pd, PreparedQp, RecvWr, SendWr, VerbsError};
-use rocinante_netdev::AnyPort;
-use rocinante_netdev::sim::{LinkConfig, SimConfig, SimNet, Verdict};
+use rocinante::{Access, RecvWr, SendWr, VerbsError};
+use rocinante_netdev::sim::{LinkConfig, SimNet, Verdict};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-struct Side {
-    ctx: Context,
-    pd: Pd,
-    cq: Cq,
-}
-
-impl Side {
-    fn open(net: &SimNet, address: IpAddr) -> Self {
-        let port = net.port(&[address], &SimConfig::default()).unwrap();
-        let options = OpenOptions::new();
-        let ctx = options.open_port("sim", AnyPort::from(port), "a test wants it").unwrap();
-        let (cq, pd) = (ctx.create_cq(64).unwrap(), ctx.alloc_pd());
-        Self { ctx, pd, cq }
-    }
-
-    fn qp(&self) -> PreparedQp {
-        self.pd.qp(&self.cq, &self.cq).access(Access::ALL).build().unwrap()
-    }
-}
-
-const fn ip(last: u8) -> IpAddr {
-    IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))
-}
-
-const SERVER: SocketAddr = SocketAddr::new(ip(2), 7471);
+const SERVER: SocketAddr = SocketAddr::new(ADDRESSES[1], 7471);
 
 fn sides(net: &SimNet) -> [Side; 2] {
-    [Side::open(net, ip(1)), Side::open(net, ip(2))]
+    sim::sides(net, [true; 2])
 }
 
 #[test]

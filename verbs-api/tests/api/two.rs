@@ -14,7 +14,7 @@ use rocinante_netdev::sim::{SimConfig, SimNet};
 /// A queue pair of the first side that completes to these queues, and its peer.
 fn pair(sides: &[Side; 2], send_cq: &Cq, recv_cq: &Cq) -> [Qp; 2] {
     let qp = sides[0].pd.qp(send_cq, recv_cq).access(Access::ALL).build().unwrap();
-    let peer = sides[1].pd.qp(&sides[1].cq, &sides[1].cq).access(Access::ALL).build().unwrap();
+    let peer = sides[1].qp();
     let ends = [qp.endpoint(), peer.endpoint()];
     let options = ConnectOptions::default();
     let peer = peer.connect(&ends[0], &options).unwrap();
@@ -349,7 +349,7 @@ fn each_of_two_shared_queues_says_that_it_runs_low_and_none_in_its_place_does() 
             srq.arm(2).unwrap();
         }
         let qps = queues.each_ref().map(|srq| {
-            let qp = a.pd.qp(&a.cq, &a.cq).access(Access::ALL).build().unwrap();
+            let qp = a.qp();
             let peer = b.pd.qp(&b.cq, &b.cq).access(Access::ALL).srq(srq).build().unwrap();
             let ends = [qp.endpoint(), peer.endpoint()];
             let options = ConnectOptions::default();

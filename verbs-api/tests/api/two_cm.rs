@@ -2,8 +2,8 @@
 //! other.
 
 use crate::sim::{ADDRESSES, Side, done, is_ready, undriven, until, write};
+use rocinante::WcStatus;
 use rocinante::cm::{Connecting, Connection, Listener, Params};
-use rocinante::{Access, WcStatus};
 
 /// Only the listener of the requested port gets a's request.
 #[test]
@@ -13,7 +13,7 @@ fn each_of_two_listeners_hears_its_own_and_a_port_is_free_when_its_listener_goes
     let bind = |port: u16| Listener::bind(&b.ctx, (ADDRESSES[1], port).into(), 4).unwrap();
     let [first, second] = [7471, 7472].map(bind);
     let ask = |port: u16| {
-        let qp = a.pd.qp(&a.cq, &a.cq).access(Access::ALL).build().unwrap();
+        let qp = a.qp();
         let asked = Connecting::start(qp, (ADDRESSES[1], port).into(), &Params::default()).unwrap();
         b.ctx.progress();
         asked
@@ -42,7 +42,7 @@ fn each_of_two_listeners_hears_its_own_and_a_port_is_free_when_its_listener_goes
 
 fn connected(sides: &[Side; 2], listener: &Listener) -> [Connection; 2] {
     let [a, b] = sides;
-    let qp = |side: &Side| side.pd.qp(&side.cq, &side.cq).access(Access::ALL).build().unwrap();
+    let qp = |side: &Side| side.qp();
     let mut asked = Connecting::start(qp(a), listener.address(), &Params::default()).unwrap();
     b.ctx.progress();
     let request = listener.try_request().unwrap().expect("it has come");

@@ -216,7 +216,7 @@ fn events_of_devices() {
 const SERVER: SocketAddr = SocketAddr::new(ADDRESSES[1], 7471);
 
 fn prepared(side: &Side) -> PreparedQp {
-    side.pd.qp(&side.cq, &side.cq).access(Access::ALL).build().unwrap()
+    side.qp()
 }
 
 #[test]

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use rocinante::device::Limits;
 use rocinante::verbs::{Key, SendData, SendOp};
-use rocinante::{Access, ConnectOptions, Context, Cq, Mr, OpenOptions, Pd, Qp, SendWr, WcStatus};
+use rocinante::{
+    Access, ConnectOptions, Context, Cq, Mr, OpenOptions, Pd, PreparedQp, Qp, SendWr, WcStatus,
+};
 use rocinante_netdev::AnyPort;
 use rocinante_netdev::sim::{SimConfig, SimNet, SimPort};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -44,6 +46,10 @@ impl Side {
         let pd = ctx.alloc_pd();
         let mr = pd.allocate(4096, Access::ALL).unwrap();
         Self { ctx, pd, cq, mr }
+    }
+
+    pub(crate) fn qp(&self) -> PreparedQp {
+        self.pd.qp(&self.cq, &self.cq).access(Access::ALL).build().unwrap()
     }
 
     pub(crate) fn succeed(&self, wr_id: u64) {
