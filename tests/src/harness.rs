@@ -527,3 +527,17 @@ macro_rules! on_each_backend {
         }
     )+};
 }
+
+/// Makes a test of each row: its name, the backend that it needs, what else, and its work, as in
+/// `a_packet_is_lost: Packet + require_nft => losses("packet");`.
+#[macro_export]
+macro_rules! on_backends {
+    ($( $name:ident: $backend:ident $(+ $need:ident)* => $work:expr; )*) => {$(
+        #[test]
+        fn $name() {
+            $crate::require_backend!($crate::harness::Backend::$backend);
+            $( $crate::$need!(); )*
+            $work;
+        }
+    )*};
+}

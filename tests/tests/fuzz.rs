@@ -36,39 +36,25 @@ fn smoke(name: &str) {
     println!("{name}: {} inputs, {tries} changed ones", corpus.len());
 }
 
-#[test]
-fn packets_of_any_bytes() {
-    smoke("packet");
+macro_rules! targets {
+    ($( $name:ident: $target:literal; )*) => {$(
+        #[test]
+        fn $name() {
+            smoke($target);
+        }
+    )*};
 }
 
-#[test]
-fn any_packets_at_a_live_queue_pair() {
-    smoke("engine");
-}
-
-#[test]
-fn any_sequence_of_calls() {
-    smoke("api");
-}
-
-#[test]
-fn any_datagrams_at_a_connection_manager() {
-    smoke("cm");
-}
-
-#[test]
-fn any_words_of_a_peer() {
-    smoke("words");
-}
-
-#[test]
-fn any_words_of_the_kernel() {
-    smoke("kernel");
-}
-
-#[test]
-fn any_capture() {
-    smoke("decode");
+targets! {
+    packets_of_any_bytes: "packet";
+    any_packets_at_a_live_queue_pair: "engine";
+    any_sequence_of_calls: "api";
+    any_datagrams_at_a_connection_manager: "cm";
+    any_words_of_a_peer: "words";
+    any_words_of_the_kernel: "kernel";
+    any_capture: "decode";
+    any_messages_between_a_program_and_an_agent: "handed";
+    any_commands_to_rdma_cm: "ucma";
 }
 
 #[test]
@@ -81,14 +67,4 @@ fn each_target_has_a_program_for_cargo_fuzz() {
         assert!(program.is_file(), "{}", program.display());
         assert!(manifest.contains(&format!("fuzz_targets/{}.rs", target.name)), "{}", target.name);
     }
-}
-
-#[test]
-fn any_messages_between_a_program_and_an_agent() {
-    smoke("handed");
-}
-
-#[test]
-fn any_commands_to_rdma_cm() {
-    smoke("ucma");
 }

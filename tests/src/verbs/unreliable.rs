@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use rocinante::verbs::{GRH_LEN, ModifyAttr, Mtu, PeerPath, QpState, QpType, SendOp, WcOpcode};
+use rocinante::verbs::{GRH_LEN, ModifyAttr, Mtu, PeerPath, PostError, QpState, QpType, SendOp, WcOpcode};
 use rocinante::{Access, Ah, Mr, PreparedQp, Qp, RecvWr, Wc, WcStatus};
 
 use crate::harness::{Family, Harness, On, Setup, Side, assert_same, pattern, wait_until, wr};
@@ -86,7 +86,12 @@ fn there_and_back(on: On, family: Family) {
     let qps = [a, b].map(|side| datagrams(side, QKEY));
     let regions = [a, b].map(|side| side.pd.allocate(SIZE, Access::LOCAL_WRITE).unwrap());
     let there = way(a, b);
-    for (round, len) in [0, 1, 3, 64, 500, 1024].into_iter().enumerate() {
+    let mtu = a.ctx.query_device().active_mtu.bytes() as usize;
+    let mut lengths = vec![0, 1, 3, 64, 500, 1024];
+    if harness.is_software() {
+        lengths.extend([mtu - 1, mtu]);
+    }
+    for (round, len) in lengths.into_iter().enumerate() {
         let imm = (round % 2 == 1).then_some(IMM);
         let data = pattern(len, round as u64);
         regions[0].write(GRH_LEN, &data);
@@ -103,6 +108,11 @@ fn there_and_back(on: On, family: Family) {
         let wc = one_way(&harness, [1, 0], &qps, &regions, SendOp::SendTo { to, imm: None }, len);
         assert_eq!((wc.src_qp, wc.imm), (Some(qps[1].qpn()), None));
         assert_same(&regions[0].to_vec(GRH_LEN, len), &data, "the answer");
+    }
+    if harness.is_software() {
+        let op = SendOp::SendTo { to: there.to(qps[1].qpn(), QKEY), imm: None };
+        let beyond = qps[0].post_send(&[wr(1, op, &[regions[0].sge(0, mtu + 1)])]).unwrap_err();
+        assert_eq!((beyond.index, beyond.error), (0, PostError::BeyondMtu));
     }
 }
 

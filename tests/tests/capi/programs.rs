@@ -12,7 +12,7 @@ use rocinante_lab::{Container, LabConfig, Pair};
 use rocinante_tests::capi::{Library, NOBODY, has_librdmacm};
 use rocinante_tests::harness::Backend;
 use rocinante_tests::running::{Done, Running};
-use rocinante_tests::{require_backend, require_lab, require_program, skip};
+use rocinante_tests::{on_backends, require_backend, require_lab, require_program, skip};
 
 /// Starts a ping-pong's client anew until its server listens, and returns the client's result.
 fn once_it_listens(mut client: impl FnMut() -> Running) -> Done {
@@ -57,56 +57,30 @@ fn devices_are_listed_and_described_and_nothing_is_opened() {
     assert!(list.contains("mlx5_0") && !list.contains("roce"), "{list}");
 }
 
-/// Calls with invalid arguments: an error each, and the program goes on.
-#[test]
-fn bad_arguments_get_the_errno_of_the_manual() {
-    require_lab!();
-    require_program!("python3");
-    all_as_expected("misuse.py");
+/// A test of each row: a script in Python finds all as expected.
+macro_rules! scripts {
+    ($( $(#[$doc:meta])* $name:ident: $script:literal; )*) => {$(
+        $(#[$doc])*
+        #[test]
+        fn $name() {
+            require_lab!();
+            require_program!("python3");
+            all_as_expected($script);
+        }
+    )*};
 }
 
-/// Objects that are gone or of another context, and bits of masks and flags that no call knows.
-#[test]
-fn objects_and_masks_that_a_call_does_not_take_are_refused() {
-    require_lab!();
-    require_program!("python3");
-    all_as_expected("objects.py");
-}
-
-/// Calls that no program of the other tests makes, each with valid and invalid arguments.
-#[test]
-fn rare_calls_give_what_the_manual_says() {
-    require_lab!();
-    require_program!("python3");
-    all_as_expected("calls.py");
-}
-
-#[test]
-fn transitions_take_what_the_kernels_table_has_and_queries_give_it_back() {
-    require_lab!();
-    require_program!("python3");
-    all_as_expected("states.py");
-}
-
-#[test]
-fn limits_can_be_reached_at_once() {
-    require_lab!();
-    require_program!("python3");
-    all_as_expected("limits.py");
-}
-
-#[test]
-fn signals_interrupt_calls_that_block_and_flags_are_obeyed() {
-    require_lab!();
-    require_program!("python3");
-    all_as_expected("signals.py");
-}
-
-#[test]
-fn a_child_keeps_nothing_of_its_parent_alive_and_starts_clean() {
-    require_lab!();
-    require_program!("python3");
-    all_as_expected("forked.py");
+scripts! {
+    /// Calls with invalid arguments: an error each, and the program goes on.
+    bad_arguments_get_the_errno_of_the_manual: "misuse.py";
+    /// Objects that are gone or of another context, and bits of masks and flags that no call knows.
+    objects_and_masks_that_a_call_does_not_take_are_refused: "objects.py";
+    /// Calls that no program of the other tests makes, each with valid and invalid arguments.
+    rare_calls_give_what_the_manual_says: "calls.py";
+    transitions_take_what_the_kernels_table_has_and_queries_give_it_back: "states.py";
+    limits_can_be_reached_at_once: "limits.py";
+    signals_interrupt_calls_that_block_and_flags_are_obeyed: "signals.py";
+    a_child_keeps_nothing_of_its_parent_alive_and_starts_clean: "forked.py";
 }
 
 fn all_as_expected(script: &str) {
@@ -422,17 +396,12 @@ fn librdmacm_without_import_slots_is_named_in_the_log() {
     }
 }
 
-/// UDP's sockets outlive the interface, a ring does not.
-#[test]
-fn ids_of_rdma_cm_are_told_that_their_device_is_gone_udp() {
-    require_lab!();
-    ids_are_told_that_their_device_is_gone((NOBODY, "udp"));
-}
-
-#[test]
-fn ids_of_rdma_cm_are_told_that_their_device_is_gone_packet() {
-    require_backend!(Backend::Packet);
-    ids_are_told_that_their_device_is_gone((0, "packet"));
+// UDP's sockets outlive the interface, a ring does not.
+on_backends! {
+    ids_of_rdma_cm_are_told_that_their_device_is_gone_udp: Udp =>
+        ids_are_told_that_their_device_is_gone((NOBODY, "udp"));
+    ids_of_rdma_cm_are_told_that_their_device_is_gone_packet: Packet =>
+        ids_are_told_that_their_device_is_gone((0, "packet"));
 }
 
 fn ids_are_told_that_their_device_is_gone((user, backend): (u32, &str)) {

@@ -4,7 +4,7 @@
 use super::{Done, Running, rocinante, start_command, words};
 use rocinante::device::Backend;
 use rocinante_lab::{Container, Lab, LabConfig};
-use rocinante_tests::{confined, require_backend, require_lab, require_machine_root};
+use rocinante_tests::{confined, on_backends, require_machine_root};
 use std::process::Command;
 
 /// Starts a command line in a container, after `confine`.
@@ -55,22 +55,10 @@ fn needs_what_is_documented(backend: Backend) {
     }
 }
 
-#[test]
-fn udp_needs_no_capability() {
-    require_lab!();
-    needs_what_is_documented(Backend::Udp);
-}
-
-#[test]
-fn packet_needs_the_documented_capabilities() {
-    require_backend!(Backend::Packet);
-    needs_what_is_documented(Backend::Packet);
-}
-
-#[test]
-fn afxdp_needs_the_documented_capabilities() {
-    require_backend!(Backend::Xdp);
-    needs_what_is_documented(Backend::Xdp);
+on_backends! {
+    udp_needs_no_capability: Udp => needs_what_is_documented(Backend::Udp);
+    packet_needs_the_documented_capabilities: Packet => needs_what_is_documented(Backend::Packet);
+    afxdp_needs_the_documented_capabilities: Xdp => needs_what_is_documented(Backend::Xdp);
 }
 
 /// podman's default profile, with the documented capabilities.

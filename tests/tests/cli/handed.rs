@@ -4,8 +4,8 @@ use super::{Running, command, rocinante, start_command, words};
 use nix::sys::signal::Signal;
 use rocinante::device::Backend;
 use rocinante_lab::{ChildGuard, Container, Lab, LabConfig, Match};
+use rocinante_tests::on_backends;
 use rocinante_tests::running::PATIENCE;
-use rocinante_tests::{require_backend, require_machine_root, require_nft};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixDatagram;
@@ -152,18 +152,11 @@ fn beside_others_on(backend: Backend) {
     }
 }
 
-#[test]
-fn a_handed_packet_lives_beside_others_on_its_address() {
-    require_machine_root!();
-    require_backend!(Backend::Packet);
-    beside_others_on(Backend::Packet);
-}
-
-#[test]
-fn a_handed_afxdp_lives_beside_others_on_its_address() {
-    require_machine_root!();
-    require_backend!(Backend::Xdp);
-    beside_others_on(Backend::Xdp);
+on_backends! {
+    a_handed_packet_lives_beside_others_on_its_address: Packet + require_machine_root =>
+        beside_others_on(Backend::Packet);
+    a_handed_afxdp_lives_beside_others_on_its_address: Xdp + require_machine_root =>
+        beside_others_on(Backend::Xdp);
 }
 
 /// Two sides in two containers exchange messages and compare them, over both families.
@@ -188,18 +181,11 @@ fn ping_pong_on(backend: Backend) {
     }
 }
 
-#[test]
-fn ping_pong_on_packet_without_a_capability() {
-    require_machine_root!();
-    require_backend!(Backend::Packet);
-    ping_pong_on(Backend::Packet);
-}
-
-#[test]
-fn ping_pong_on_afxdp_without_a_capability() {
-    require_machine_root!();
-    require_backend!(Backend::Xdp);
-    ping_pong_on(Backend::Xdp);
+on_backends! {
+    ping_pong_on_packet_without_a_capability: Packet + require_machine_root =>
+        ping_pong_on(Backend::Packet);
+    ping_pong_on_afxdp_without_a_capability: Xdp + require_machine_root =>
+        ping_pong_on(Backend::Xdp);
 }
 
 /// Two sides that compare every byte go on while the agent is killed and started again: neither
@@ -240,18 +226,9 @@ fn messages_flow_while_the_agent_is_killed_on(backend: Backend) {
     waiting.finish().failed(1, &["stopped by SIGTERM"]);
 }
 
-#[test]
-fn messages_flow_on_packet_while_the_agent_is_killed() {
-    require_machine_root!();
-    require_nft!();
-    require_backend!(Backend::Packet);
-    messages_flow_while_the_agent_is_killed_on(Backend::Packet);
-}
-
-#[test]
-fn messages_flow_on_afxdp_while_the_agent_is_killed() {
-    require_machine_root!();
-    require_nft!();
-    require_backend!(Backend::Xdp);
-    messages_flow_while_the_agent_is_killed_on(Backend::Xdp);
+on_backends! {
+    messages_flow_on_packet_while_the_agent_is_killed: Packet + require_machine_root + require_nft =>
+        messages_flow_while_the_agent_is_killed_on(Backend::Packet);
+    messages_flow_on_afxdp_while_the_agent_is_killed: Xdp + require_machine_root + require_nft =>
+        messages_flow_while_the_agent_is_killed_on(Backend::Xdp);
 }

@@ -3,7 +3,7 @@
 use super::{Done, start};
 use rocinante::device::Backend;
 use rocinante_lab::{Lab, LabConfig, Match};
-use rocinante_tests::{require_backend, require_lab, require_nft};
+use rocinante_tests::{on_backends, require_backend, require_lab, require_nft};
 
 /// Server in the second container, client in the first; no addresses are given.
 fn between(lab: &Lab, server: &str, client: &str) -> (Done, Done) {
@@ -87,22 +87,10 @@ fn a_rule_of_the_own_namespace_is_named() {
     server.failed(1, &words);
 }
 
-#[test]
-fn every_test_over_udp() {
-    require_backend!(Backend::Udp);
-    every_test_over(Backend::Udp);
-}
-
-#[test]
-fn every_test_over_packet() {
-    require_backend!(Backend::Packet);
-    every_test_over(Backend::Packet);
-}
-
-#[test]
-fn every_test_over_afxdp() {
-    require_backend!(Backend::Xdp);
-    every_test_over(Backend::Xdp);
+on_backends! {
+    every_test_over_udp: Udp => every_test_over(Backend::Udp);
+    every_test_over_packet: Packet => every_test_over(Backend::Packet);
+    every_test_over_afxdp: Xdp => every_test_over(Backend::Xdp);
 }
 
 #[test]

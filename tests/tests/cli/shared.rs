@@ -5,7 +5,7 @@ use nix::sys::signal::Signal;
 use rocinante::OpenOptions;
 use rocinante::device::Backend;
 use rocinante_lab::{Container, Lab, LabConfig};
-use rocinante_tests::{require_backend, require_lab, require_machine_root};
+use rocinante_tests::{on_backends, require_backend, require_lab, require_machine_root};
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -70,28 +70,11 @@ fn beside(backend: Backend) {
     server.finish().succeeded();
 }
 
-#[test]
-fn pairs_on_udp() {
-    require_lab!();
-    pairs(Backend::Udp);
-}
-
-#[test]
-fn pairs_on_packet() {
-    require_backend!(Backend::Packet);
-    pairs(Backend::Packet);
-}
-
-#[test]
-fn a_server_beside_its_client_on_udp() {
-    require_lab!();
-    beside(Backend::Udp);
-}
-
-#[test]
-fn a_server_beside_its_client_on_packet() {
-    require_backend!(Backend::Packet);
-    beside(Backend::Packet);
+on_backends! {
+    pairs_on_udp: Udp => pairs(Backend::Udp);
+    pairs_on_packet: Packet => pairs(Backend::Packet);
+    a_server_beside_its_client_on_udp: Udp => beside(Backend::Udp);
+    a_server_beside_its_client_on_packet: Packet => beside(Backend::Packet);
 }
 
 /// Each process of an address has a backend of its own.
@@ -227,16 +210,9 @@ fn deaths(netdev: &str) {
     all.into_iter().for_each(Talk::succeeds);
 }
 
-#[test]
-fn the_others_go_on_when_one_dies_on_udp() {
-    require_lab!();
-    deaths("udp");
-}
-
-#[test]
-fn the_others_go_on_when_one_dies_on_packet() {
-    require_backend!(Backend::Packet);
-    deaths("packet");
+on_backends! {
+    the_others_go_on_when_one_dies_on_udp: Udp => deaths("udp");
+    the_others_go_on_when_one_dies_on_packet: Packet => deaths("packet");
 }
 
 /// The connection manager of each process is reached by the process that has QP1. It is stopped:

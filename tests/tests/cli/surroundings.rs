@@ -3,9 +3,8 @@
 use std::process::Command;
 
 use super::{Done, Running, rocinante, start_command, words};
-use rocinante::device::Backend;
 use rocinante_lab::{Container, Lab, LabConfig};
-use rocinante_tests::{require_backend, require_lab, require_machine_root, require_program, skip};
+use rocinante_tests::{on_backends, require_machine_root, require_program, skip};
 
 /// The command line of `rocinante`, run by other commands: `unshare --pid`.
 fn under(wrapper: &str, line: &str) -> Command {
@@ -65,16 +64,9 @@ fn containers_of_a_pod(netdev: &str) {
     all.into_iter().for_each(|talk| drop(talk.succeeds()));
 }
 
-#[test]
-fn containers_of_a_pod_share_an_address_udp() {
-    require_lab!();
-    containers_of_a_pod("udp");
-}
-
-#[test]
-fn containers_of_a_pod_share_an_address_packet() {
-    require_backend!(Backend::Packet);
-    containers_of_a_pod("packet");
+on_backends! {
+    containers_of_a_pod_share_an_address_udp: Udp => containers_of_a_pod("udp");
+    containers_of_a_pod_share_an_address_packet: Packet => containers_of_a_pod("packet");
 }
 
 /// Clocks of a process are ahead of all others' by more than a day: beside processes whose clocks
@@ -108,16 +100,9 @@ fn a_clock_that_is_ahead(netdev: &str) {
     }
 }
 
-#[test]
-fn a_clock_that_is_ahead_is_as_good_udp() {
-    require_lab!();
-    a_clock_that_is_ahead("udp");
-}
-
-#[test]
-fn a_clock_that_is_ahead_is_as_good_packet() {
-    require_backend!(Backend::Packet);
-    a_clock_that_is_ahead("packet");
+on_backends! {
+    a_clock_that_is_ahead_is_as_good_udp: Udp => a_clock_that_is_ahead("udp");
+    a_clock_that_is_ahead_is_as_good_packet: Packet => a_clock_that_is_ahead("packet");
 }
 
 /// Few descriptors, and next to no locked memory. With fewer descriptors than a device takes the
@@ -135,20 +120,8 @@ fn small_limits(netdev: &str) {
     few.failed(1, &["Too many open files", "raise the limit of open files (`ulimit -n`)"]);
 }
 
-#[test]
-fn small_limits_are_enough_udp() {
-    require_lab!();
-    small_limits("udp");
-}
-
-#[test]
-fn small_limits_are_enough_packet() {
-    require_backend!(Backend::Packet);
-    small_limits("packet");
-}
-
-#[test]
-fn small_limits_are_enough_afxdp() {
-    require_backend!(Backend::Xdp);
-    small_limits("afxdp");
+on_backends! {
+    small_limits_are_enough_udp: Udp => small_limits("udp");
+    small_limits_are_enough_packet: Packet => small_limits("packet");
+    small_limits_are_enough_afxdp: Xdp => small_limits("afxdp");
 }

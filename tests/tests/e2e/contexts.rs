@@ -15,7 +15,7 @@ use rocinante::{Access, Context, Cq, OpenOptions, Pd, PreparedContext, VerbsErro
 use rocinante_lab::{Lab, LabConfig};
 use rocinante_tests::harness::{Backend, Harness, Setup, Side, next, wait_until, wr};
 use rocinante_tests::oracles::Oracle;
-use rocinante_tests::{on_each_backend, require_backend, require_lab};
+use rocinante_tests::{on_backends, on_each_backend, require_lab};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 on_each_backend!(
@@ -319,18 +319,12 @@ fn each_context_is_told_of_its_port_and_its_gids_keep_their_indices() {
     }
 }
 
-/// UDP sockets outlive the interface.
-macro_rules! the_interface_goes {
-    ($($name:ident: $backend:ident),+) => {$(
-        #[test]
-        fn $name() {
-            require_backend!(Backend::$backend);
-            all_contexts_learn_that_the_interface_is_gone(Backend::$backend);
-        }
-    )+};
+// UDP sockets outlive the interface.
+on_backends! {
+    the_interface_goes_packet: Packet =>
+        all_contexts_learn_that_the_interface_is_gone(Backend::Packet);
+    the_interface_goes_afxdp: Xdp => all_contexts_learn_that_the_interface_is_gone(Backend::Xdp);
 }
-
-the_interface_goes!(the_interface_goes_packet: Packet, the_interface_goes_afxdp: Xdp);
 
 fn all_contexts_learn_that_the_interface_is_gone(backend: Backend) {
     let why = "the interface is gone";

@@ -9,7 +9,7 @@ use rocinante::stats::PortStats;
 use rocinante::verbs::{Mtu, SendOp};
 use rocinante::{Access, Cq, Mr, Qp, WcStatus};
 use rocinante_tests::harness::{Harness, Setup, Side, next, wr};
-use rocinante_tests::{on_each_backend, require_backend, require_ethtool};
+use rocinante_tests::{on_backends, on_each_backend, require_backend, require_ethtool};
 
 on_each_backend!(many::*);
 
@@ -54,26 +54,13 @@ never_overrun! {
 }
 
 /// One test per backend with a receive queue that holds more if super-packets stay whole.
-macro_rules! taken_apart_on_the_way {
-    ($( $name:ident: $backend:ident; )*) => {
-        mod taken_apart_on_the_way {
-            use super::*;
+mod taken_apart_on_the_way {
+    use super::*;
 
-            $(
-                #[test]
-                fn $name() {
-                    require_backend!(Backend::$backend);
-                    require_ethtool!();
-                    taken_apart_on_the_way(Backend::$backend);
-                }
-            )*
-        }
-    };
-}
-
-taken_apart_on_the_way! {
-    udp: Udp;
-    packet: Packet;
+    on_backends! {
+        udp: Udp + require_ethtool => taken_apart_on_the_way(Backend::Udp);
+        packet: Packet + require_ethtool => taken_apart_on_the_way(Backend::Packet);
+    }
 }
 
 /// Super-packets that leave whole arrive as single datagrams. The sender finds that out by a loss,

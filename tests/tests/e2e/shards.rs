@@ -14,48 +14,21 @@ use rocinante_tests::harness::{
 };
 use rocinante_tests::oracles::Oracle;
 use rocinante_tests::verbs::{self, death};
-use rocinante_tests::{alone_on_each_backend, require_backend, test_name};
+use rocinante_tests::{alone_on_each_backend, on_each_backend, require_backend, test_name};
 
 const SEND: SendOp = SendOp::Send { imm: None };
 const QKEY: u32 = 0x1111_1111;
 
-/// One test for each backend.
-macro_rules! on_several {
-    ($( $name:ident )+) => {$(
-        mod $name {
-            use super::*;
-
-            #[test]
-            fn udp() {
-                require_backend!(Backend::Udp);
-                super::$name(Backend::Udp);
-            }
-
-            #[test]
-            fn packet() {
-                require_backend!(Backend::Packet);
-                super::$name(Backend::Packet);
-            }
-
-            #[test]
-            fn afxdp() {
-                require_backend!(Backend::Xdp);
-                super::$name(Backend::Xdp);
-            }
-        }
-    )+};
-}
-
-on_several! {
-    queue_pairs_of_both_shards_do_everything
-    datagrams_in_one_run_reach_both_shards
-    a_region_is_gone_on_both_shards
-    a_request_on_any_shard_keeps_a_region
-    one_queue_and_one_channel_serve_both_shards
-    nothing_is_left_behind
-    a_shared_receive_queue_is_on_one_shard
-    what_there_cannot_be_is_refused
-}
+on_each_backend!(
+    queue_pairs_of_both_shards_do_everything,
+    datagrams_in_one_run_reach_both_shards,
+    a_region_is_gone_on_both_shards,
+    a_request_on_any_shard_keeps_a_region,
+    one_queue_and_one_channel_serve_both_shards,
+    nothing_is_left_behind,
+    a_shared_receive_queue_is_on_one_shard,
+    what_there_cannot_be_is_refused,
+);
 
 // Other tests' devices have threads of the same names.
 alone_on_each_backend! { 60:

@@ -6,45 +6,26 @@ use std::time::Duration;
 
 use rocinante::device::Backend;
 use rocinante::verbs::{
-    Destination, GRH_LEN, ModifyAttr, Mtu, PeerPath, PostError, QpState, QpType, Qpn, SendData,
-    SendOp, WcOpcode,
+    GRH_LEN, ModifyAttr, Mtu, PeerPath, QpState, QpType, Qpn, SendData, SendOp, WcOpcode,
 };
-use rocinante::{Access, Mr, Qp, RecvWr, SendWr, Wc, WcStatus};
+use rocinante::{Access, Qp, RecvWr, SendWr, Wc, WcStatus};
 use rocinante_tests::harness::{
     Family, Harness, Setup, Side, assert_same, pattern, wait_until, wr,
 };
-use rocinante_tests::{on_each_backend, require_backend, require_tc};
+use rocinante_tests::{on_backends, on_each_backend, require_backend};
 
 const IMM: [u8; 4] = [0xde, 0xad, 0xbe, 0xef];
 const QKEY: u32 = 0x2222_3333;
 /// How long to wait for a message that may be lost.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-macro_rules! cells {
-    ($($name:ident: $backend:ident $family:ident;)*) => { $(
-        mod $name {
-            #[test]
-            fn connections() {
-                super::require_backend!(super::Backend::$backend);
-                super::connections(super::Backend::$backend, super::Family::$family);
-            }
-
-            #[test]
-            fn datagrams() {
-                super::require_backend!(super::Backend::$backend);
-                super::datagrams(super::Backend::$backend, super::Family::$family);
-            }
-        }
-    )* };
-}
-
-cells! {
-    udp_ipv4: Udp V4;
-    udp_ipv6: Udp V6;
-    packet_ipv4: Packet V4;
-    packet_ipv6: Packet V6;
-    afxdp_ipv4: Xdp V4;
-    afxdp_ipv6: Xdp V6;
+on_backends! {
+    connections_udp_ipv4: Udp => connections(Backend::Udp, Family::V4);
+    connections_udp_ipv6: Udp => connections(Backend::Udp, Family::V6);
+    connections_packet_ipv4: Packet => connections(Backend::Packet, Family::V4);
+    connections_packet_ipv6: Packet => connections(Backend::Packet, Family::V6);
+    connections_afxdp_ipv4: Xdp => connections(Backend::Xdp, Family::V4);
+    connections_afxdp_ipv6: Xdp => connections(Backend::Xdp, Family::V6);
 }
 
 fn uc_pair(harness: &Harness) -> [Qp; 2] {
@@ -123,58 +104,6 @@ fn ready(side: &Side) -> Qp {
     qp.ready().unwrap()
 }
 
-fn grh(mr: &Mr) -> [u8; GRH_LEN] {
-    mr.to_vec(0, GRH_LEN).try_into().unwrap()
-}
-
-fn datagrams(backend: Backend, family: Family) {
-    let harness = Harness::new(&Setup::new(backend).family(family));
-    let [a, b] = &harness.sides;
-    let qps = [ready(a), ready(b)];
-    let there = qps[1].endpoint();
-    let mtu = a.ctx.query_device().active_mtu.bytes() as usize;
-    let ah = a.run(|| a.pd.create_ah(&PeerPath::to(&there))).unwrap();
-    let regions = [a, b].map(|side| side.pd.allocate(8192, Access::LOCAL_WRITE).unwrap());
-    for (seed, len) in [0, 1, 9, mtu - 1, mtu].into_iter().enumerate() {
-        let bytes = pattern(len, seed as u64 + 1);
-        regions[0].write(0, &bytes);
-        let imm = (seed % 2 == 0).then_some(IMM);
-        let recv = RecvWr { wr_id: 7, sges: &[regions[1].sge(0, GRH_LEN + mtu)] };
-        qps[1].post_recv(&[recv]).unwrap();
-        let list = [regions[0].sge(0, len)];
-        let op = SendOp::SendTo { to: ah.to(there.qpn, QKEY), imm };
-        let wc = until_it_arrives(&harness, &qps[0], wr(1, op, &list));
-        assert_eq!((wc.wr_id, wc.opcode, wc.imm), (7, WcOpcode::Recv, imm));
-        assert_eq!((wc.byte_len as usize, wc.src_qp), (GRH_LEN + len, Some(qps[0].qpn())));
-        assert_same(&regions[1].to_vec(GRH_LEN, len), &bytes, "the datagram");
-        answer(&harness, &qps, &regions, &wc);
-    }
-    drop(ah);
-    let list = [regions[0].sge(0, mtu + 1)];
-    let to = Destination { ah: Default::default(), qpn: there.qpn, qkey: QKEY };
-    let beyond = qps[0].post_send(&[wr(1, SendOp::SendTo { to, imm: None }, &list)]).unwrap_err();
-    assert_eq!((beyond.index, beyond.error), (0, PostError::BeyondMtu));
-}
-
-/// The other side answers the datagram to its sender.
-fn answer(harness: &Harness, qps: &[Qp; 2], regions: &[Mr; 2], wc: &Wc) {
-    let [a, b] = &harness.sides;
-    let ah = b.run(|| b.pd.create_ah_from_wc(wc, &grh(&regions[1]))).unwrap();
-    qps[0].post_recv(&[RecvWr { wr_id: 8, sges: &[regions[0].sge(0, 100)] }]).unwrap();
-    let op = SendOp::SendTo { to: ah.to(wc.src_qp.unwrap(), QKEY), imm: None };
-    let data = SendData::Inline(b"an answer");
-    for _ in 0..40 {
-        qps[1].post_send(&[SendWr::new(op, data).wr_id(2).solicited()]).unwrap();
-        b.succeed(2);
-        if let Ok(wc) = a.cq.wait_one(PATIENCE) {
-            assert_eq!((wc.wr_id, wc.src_qp), (8, Some(qps[1].qpn())));
-            assert_eq!(regions[0].to_vec(GRH_LEN, 9), b"an answer");
-            return;
-        }
-    }
-    panic!("the answer never arrives: {:?}", a.ctx.counters());
-}
-
 on_each_backend!(unreliable::*);
 on_each_backend!(what_was_posted_leaves_before_its_queue_pair_goes);
 
@@ -216,18 +145,9 @@ fn what_waits_for_company_leaves_though_nobody_polls(backend: Backend) {
 mod what_waits_for_room_leaves_and_then_all_is_idle {
     use super::*;
 
-    #[test]
-    fn udp() {
-        require_backend!(Backend::Udp);
-        require_tc!();
-        what_waits_for_room_leaves(Backend::Udp);
-    }
-
-    #[test]
-    fn packet() {
-        require_backend!(Backend::Packet);
-        require_tc!();
-        what_waits_for_room_leaves(Backend::Packet);
+    on_backends! {
+        udp: Udp + require_tc => what_waits_for_room_leaves(Backend::Udp);
+        packet: Packet + require_tc => what_waits_for_room_leaves(Backend::Packet);
     }
 }
 
