@@ -381,6 +381,11 @@ pub const INFO: PeerInfo = PeerInfo {
 /// The Q_Key of all queue pairs here.
 pub const QKEY: u32 = 0x1111_1111;
 
+/// A change of the state alone.
+pub fn to(state: QpState) -> QpAttr {
+    QpAttr { state: Some(state), ..QpAttr::default() }
+}
+
 /// The attributes of INIT, RTR and RTS for the side `at`.
 pub fn steps(at: usize, local: IpAddr, dest: Qpn, setup: &Setup) -> [QpAttr; 3] {
     let remote = if local == addr(1) { addr(2) } else { addr(1) };

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use rocinante_stack::mem::{Access, Sge};
 use rocinante_stack::types::{Key, Time};
-use rocinante_stack::verbs::{Cqe, RecvWr, SendData, SendOp, SendWr};
+use rocinante_stack::verbs::{Cqe, QpState, RecvWr, SendData, SendOp, SendWr};
 use rocinante_stack::wire::icrc::DF;
 use rocinante_stack::{Datagram, IpId};
 
@@ -31,6 +31,15 @@ impl Pair {
             ends[1].connect(b, 1, a, setup);
         }
         Self { ends, now: Time(1_000), pass: Box::new(|_, _| true), delivered: 0 }
+    }
+
+    /// Resets the queue pairs number `qp` of both ends and connects them again.
+    pub fn reconnect(&mut self, qp: usize, setup: &Setup) {
+        let qpns = self.ends.each_ref().map(|end| end.qpns[qp]);
+        for (at, end) in self.ends.iter_mut().enumerate() {
+            end.modify(qpns[at], &super::to(QpState::Reset)).unwrap();
+            end.connect(qpns[at], at, qpns[1 - at], setup);
+        }
     }
 
     /// Registers the whole arena of both ends with all rights.

@@ -3,9 +3,9 @@
 
 use crate::common::{BASE, Pair, Setup, Solo, describe, sge};
 use rocinante_stack::types::Key;
-use rocinante_stack::verbs::{QpState, SendOp, WcStatus};
+use rocinante_stack::verbs::{SendOp, WcStatus};
 use rocinante_stack::wire::{NakCode, Opcode};
-use rocinante_stack::{Budget, QpAttr, TxStop};
+use rocinante_stack::{Budget, TxStop};
 const TIMEOUT_14: u64 = 4096 << 14;
 fn write(rkey: Key) -> SendOp {
     SendOp::Write { remote: BASE, rkey, imm: None }
@@ -71,14 +71,7 @@ fn two(budget: Budget, timeout: u8) -> (Pair, [Key; 2]) {
     let keys = pair.register();
     setup.timeout = timeout;
     setup.retry_cnt = 1;
-    for (at, qpn, dest) in [
-        (0, pair.ends[0].qpns[1], pair.ends[1].qpns[1]),
-        (1, pair.ends[1].qpns[1], pair.ends[0].qpns[1]),
-    ] {
-        let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
-        pair.ends[at].modify(qpn, &reset).unwrap();
-        pair.ends[at].connect(qpn, at, dest, &setup);
-    }
+    pair.reconnect(1, &setup);
     (pair, keys)
 }
 

@@ -1,6 +1,6 @@
 //! SQD: requests that have begun are finished, and no other begins until RTS.
 
-use crate::common::{PEER, Setup, Solo, addr, template};
+use crate::common::{PEER, Setup, Solo, addr, template, to};
 use rocinante_scripts::aeth;
 use rocinante_stack::types::Key;
 use rocinante_stack::verbs::{QpEvent, QpState, SendData, SendOp, SendWr, WcStatus};
@@ -21,7 +21,7 @@ fn drain(solo: &mut Solo, notify: bool) {
 }
 
 fn resume(solo: &mut Solo) {
-    modify(solo, &QpAttr { state: Some(QpState::Rts), ..QpAttr::default() }).expect("from SQD");
+    modify(solo, &to(QpState::Rts)).expect("from SQD");
 }
 
 #[test]
@@ -265,8 +265,7 @@ fn the_room_of_the_old_and_the_new_address_is_counted_apart() {
     assert_eq!(solo.sent().len(), 3, "as if no packet had been sent");
     // Both leave: the next queue pair of either address finds all its room.
     for qpn in [moved, other] {
-        let attr = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
-        solo.end.modify(qpn, &attr).expect("from everywhere");
+        solo.end.modify(qpn, &to(QpState::Reset)).expect("from everywhere");
     }
     solo.end.connect(moved, 0, PEER, &solo.setup.clone());
     (0..4).for_each(|_| post(&mut solo, moved));

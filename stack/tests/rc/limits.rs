@@ -1,11 +1,11 @@
 //! Why does it not send? Each limit, alone, is the reason that is counted.
 
-use crate::common::{Setup, Solo};
+use crate::common::{Setup, Solo, to};
+use rocinante_stack::Budget;
 use rocinante_stack::stats::Limit;
 use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::{QpState, SendOp, SendWr};
 use rocinante_stack::wire::{NakCode, Opcode, Syndrome};
-use rocinante_stack::{Budget, QpAttr};
 
 /// The limits that ended turns since the last call.
 struct Reasons([u64; Limit::ALL.len()]);
@@ -79,8 +79,7 @@ fn the_rules_of_the_transport() {
     assert_eq!(turn(&mut solo), (0, vec![(Limit::Rnr, 1)]));
 
     let mut solo = Solo::script();
-    let drain = QpAttr { state: Some(QpState::Sqd), ..QpAttr::default() };
-    solo.end.modify(solo.end.qpn, &drain).expect("a legal change");
+    solo.end.modify(solo.end.qpn, &to(QpState::Sqd)).expect("a legal change");
     solo.packets();
     solo.send(1, 10);
     assert_eq!(turn(&mut solo), (0, vec![(Limit::Draining, 1)]));

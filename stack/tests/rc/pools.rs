@@ -316,13 +316,7 @@ fn who_is_destroyed_or_reset_or_breaks_gives_its_room_and_its_place_to_others() 
 fn a_reset_waiter_waits_again_where_it_is_connected_next() {
     let (mut pair, keys, _) = crowded();
     // The last one waits; it starts over and waits again, for the same credit.
-    let [a, b] = [pair.ends[0].qpns[QPS - 1], pair.ends[1].qpns[QPS - 1]];
-    let setup = setup(Budget { bytes: 1 << 30, datagrams: 10 });
-    for (at, qpn, dest) in [(0, a, b), (1, b, a)] {
-        let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
-        pair.ends[at].modify(qpn, &reset).unwrap();
-        pair.ends[at].connect(qpn, at, dest, &setup);
-    }
+    pair.reconnect(QPS - 1, &setup(Budget { bytes: 1 << 30, datagrams: 10 }));
     pair.send_on(0, QPS - 1, 1000, write(keys[1]), &[sge(0, 5000, keys[0])]);
     pair.run();
     let done = pair.completions(0);
@@ -478,14 +472,7 @@ fn who_waits_for_room_that_never_comes_finds_out_whether_the_peer_lives() {
     // The second gives up after a while; the first never does.
     setup.timeout = 8;
     setup.retry_cnt = 1;
-    for (at, qpn, dest) in [
-        (0, pair.ends[0].qpns[1], pair.ends[1].qpns[1]),
-        (1, pair.ends[1].qpns[1], pair.ends[0].qpns[1]),
-    ] {
-        let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
-        pair.ends[at].modify(qpn, &reset).unwrap();
-        pair.ends[at].connect(qpn, at, dest, &setup);
-    }
+    pair.reconnect(1, &setup);
     pair.pass = Box::new(|_, _| false);
     pair.send_on(0, 0, 0, write(keys[1]), &[sge(0, 20_000, keys[0])]);
     let read = SendOp::Read { remote: BASE, rkey: keys[1] };

@@ -1,9 +1,9 @@
 //! A stalled host: its packets leave late, it reads late, or it responds late.
 
-use crate::common::{Pair, Setup, Solo, sge};
+use crate::common::{Pair, Setup, Solo, sge, to};
+use rocinante_stack::Urgency;
 use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::verbs::{QpState, SendOp, WcStatus};
-use rocinante_stack::{QpAttr, Urgency};
 
 const TIMEOUT_14: u64 = 4096 << 14;
 
@@ -193,6 +193,6 @@ fn a_post_is_not_urgent_while_requests_wait_for_room_or_an_answer() {
     // A request posted to a broken queue pair is not in flight.
     solo.send(2, 10);
     let qpn = solo.end.qpn;
-    solo.end.modify(qpn, &QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap();
+    solo.end.modify(qpn, &to(QpState::Err)).unwrap();
     assert_eq!(urgency(&solo), Urgency::Now);
 }

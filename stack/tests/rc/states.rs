@@ -1,7 +1,7 @@
 //! The life of a queue pair: transitions, attributes, posting in every state, flushing, RESET and
 //! reuse, destruction.
 
-use crate::common::{End, PEER, Pair, Setup, Solo, addr, qp_init, steps};
+use crate::common::{End, PEER, Pair, Setup, Solo, addr, qp_init, steps, to};
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::{Mtu, Psn, Qpn};
 use rocinante_stack::verbs::{
@@ -35,10 +35,6 @@ fn in_state(state: QpState) -> End {
     }
     assert_eq!(end.state(qpn), state);
     end
-}
-
-fn to(state: QpState) -> QpAttr {
-    QpAttr { state: Some(state), ..QpAttr::default() }
 }
 
 /// The attributes of the step into `state`.

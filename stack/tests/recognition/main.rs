@@ -8,7 +8,7 @@ mod learned;
 use std::net::IpAddr;
 
 use common::{
-    End, INFO, PD, Pair, QKEY, Setup, Solo, addr, pattern, qp_init, sge, steps, template,
+    End, INFO, PD, Pair, QKEY, Setup, Solo, addr, pattern, qp_init, sge, steps, template, to,
 };
 use rocinante_scripts::aeth;
 use rocinante_stack::types::{Key, Psn, Qpn, QueueKind};
@@ -366,7 +366,7 @@ fn absurd_answers_do_no_harm() {
 fn a_number_beyond_the_slots_stays_a_strangers() {
     let mut solo = Solo::new(&strangers(QpType::Rc));
     let (setup, qpn) = (solo.setup.clone(), solo.end.qpn);
-    solo.end.modify(qpn, &QpAttr { state: Some(QpState::Reset), ..QpAttr::default() }).unwrap();
+    solo.end.modify(qpn, &to(QpState::Reset)).unwrap();
     solo.end.connect(qpn, 0, Qpn::new(0x01_0077), &setup);
     solo.send(1, 10);
     let tid = questions(&solo.packets())[0];
@@ -390,7 +390,7 @@ fn who_does_not_answer_any_more_is_a_stranger_again() {
         solo.packets();
     }
     let (setup, qpn) = (solo.setup.clone(), solo.end.qpn);
-    solo.end.modify(qpn, &QpAttr { state: Some(QpState::Reset), ..QpAttr::default() }).unwrap();
+    solo.end.modify(qpn, &to(QpState::Reset)).unwrap();
     solo.end.connect(qpn, 0, common::PEER, &setup);
     solo.send(2, 10);
     assert_eq!(questions(&solo.packets()), [0; 0], "ten minutes are not over");

@@ -4,9 +4,9 @@ use rocinante_stack::mem::Access;
 use rocinante_stack::types::Key;
 use rocinante_stack::verbs::{CqId, QpState, QpType, SendOp, SendWr, WcStatus};
 use rocinante_stack::wire::{NakCode, Opcode as Op};
-use rocinante_stack::{Budget, Footprint, QpAttr};
+use rocinante_stack::{Budget, Footprint};
 
-use crate::common::{PEER, Setup, Solo, sge};
+use crate::common::{PEER, Setup, Solo, sge, to};
 
 /// More than a queue's depth, the reorder buffers, the responder resources and the peer's credit.
 const ROUNDS: usize = 12;
@@ -24,10 +24,6 @@ fn setup() -> Setup {
         budget: Budget { bytes: 1 << 20, datagrams: 8 },
         ..Setup::script()
     }
-}
-
-fn to(state: QpState) -> QpAttr {
-    QpAttr { state: Some(state), ..QpAttr::default() }
 }
 
 /// A key that belongs to no region.

@@ -11,7 +11,7 @@ use rocinante_stack::wire::mad::{GSI_PACKET_LEN, write_gsi};
 use rocinante_stack::wire::{Opcode as Op, Packet};
 use rocinante_stack::{Datagram, IpId, QpAttr};
 
-use crate::common::{PEER, PORT, Setup, Solo, addr, seal, template};
+use crate::common::{PEER, PORT, Setup, Solo, addr, seal, template, to};
 use crate::kinds::KINDS;
 
 /// The TOS byte of a packet with the mark "congestion experienced".
@@ -178,7 +178,7 @@ fn two_queue_pairs_notify_a_peer_each() {
     mark(&mut solo, second, 1);
     assert_eq!(notified(&mut solo, peers[1]), 1);
     // A reset forgets the last notification, so the next may leave at once.
-    solo.end.modify(second, &QpAttr { state: Some(QpState::Reset), ..QpAttr::default() }).unwrap();
+    solo.end.modify(second, &to(QpState::Reset)).unwrap();
     solo.end.connect(second, 0, peers[1], &setup);
     mark(&mut solo, second, 0);
     assert_eq!(notified(&mut solo, peers[1]), 1);

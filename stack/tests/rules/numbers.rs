@@ -7,8 +7,8 @@ use rocinante_stack::verbs::{AhId, CqId, Destination, QpState, QpType, RecvWr, S
 use rocinante_stack::wire::Opcode as Op;
 use rocinante_stack::{Budget, PeerAddress, PeerKind, QpInit, SrqChange, SrqError, SrqInit};
 
-use crate::common::{BASE, End, PD, PEER, QKEY, Setup, Solo, addr, qp_init, reth, sge};
-use crate::reuse::{OTHER, setup, to, turn_to, two};
+use crate::common::{BASE, End, PD, PEER, QKEY, Setup, Solo, addr, qp_init, reth, sge, to};
+use crate::reuse::{OTHER, setup, turn_to, two};
 
 // ---- shared receive queues ----
 

@@ -45,10 +45,10 @@ fn bad(kind: &Kind, solo: &Solo, good: &[u8]) -> Vec<Bad> {
         damaged[at] ^= 0x10;
         add("damaged", way, damaged, |drops| drops.icrc);
     }
-    for pkey in [0, 0x7ffe, 0xfffe, 1] {
+    for pkey in [0, 0x7ffe, 0xfffe, 0x1234, 1] {
         add("P_Key", way, with(good, |bth| bth.pkey = Pkey(pkey)), |drops| drops.pkey);
     }
-    for version in [1, 8, 15] {
+    for version in 1..16 {
         add("version", way, with(good, |bth| bth.version = version), |drops| drops.version);
     }
     let qpn = solo.end.qpn.value();
@@ -58,8 +58,8 @@ fn bad(kind: &Kind, solo: &Solo, good: &[u8]) -> Vec<Bad> {
     }
     let to_all = with(good, |bth| bth.dest_qpn = Qpn::MULTICAST);
     add("queue pair of groups", way, to_all, |drops| drops.unknown_qpn);
-    for opcode in [0x1f, 0x60, 0xff] {
-        let packet = with(good, |bth| bth.opcode = Op(opcode));
+    for opcode in (0..=u8::MAX).map(Op).filter(|opcode| opcode.info().is_none()) {
+        let packet = with(good, |bth| bth.opcode = opcode);
         add("opcode", way, packet, |drops| drops.unknown_opcode);
     }
     let services = [(QpType::Rc, Op::RC_SEND_MIDDLE), (QpType::Uc, Op::UC_SEND_MIDDLE)];

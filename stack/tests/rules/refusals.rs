@@ -12,11 +12,8 @@ use rocinante_stack::{
 
 use crate::common::{
     BASE, End, Host, PD, PEER, QKEY, Setup, Solo, addr, assert_same, qp_init, sge, steps, tables,
+    to,
 };
-
-fn to(state: QpState) -> QpAttr {
-    QpAttr { state: Some(state), ..QpAttr::default() }
-}
 
 /// Every type of queue pair in each state that it can be in.
 fn states() -> impl Iterator<Item = (QpType, QpState)> {

@@ -5,13 +5,9 @@
 use rocinante_stack::types::{Key, Qpn};
 use rocinante_stack::verbs::{Destination, QpState, QpType, SendOp};
 use rocinante_stack::wire::{NakCode, Opcode as Op, Syndrome};
-use rocinante_stack::{PeerAddress, PeerKind, QpAttr, Urgency};
+use rocinante_stack::{PeerAddress, PeerKind, Urgency};
 
-use crate::common::{End, PD, PEER, QKEY, Setup, Solo, addr, qp_init, sge};
-
-pub(crate) fn to(state: QpState) -> QpAttr {
-    QpAttr { state: Some(state), ..QpAttr::default() }
-}
+use crate::common::{End, PD, PEER, QKEY, Setup, Solo, addr, qp_init, sge, to};
 
 pub(crate) fn setup() -> Setup {
     Setup { qps: 2, held: 8, rnr_retry: 3, ..Setup::script() }

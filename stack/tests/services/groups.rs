@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::common::{End, PORT, QKEY, Setup, addr, sge};
+use crate::common::{End, PORT, QKEY, Setup, addr, sge, to};
 use rocinante_stack::cm::CmConfig;
 use rocinante_stack::mem::Access;
 use rocinante_stack::stats::Drops;
@@ -137,7 +137,7 @@ fn all_attached_queue_pairs_get_a_copy_behind_a_header_that_names_the_group() {
         );
         // Cleans up the state of the case before.
         for (n, qpn) in qpns.iter().enumerate() {
-            end.modify(*qpn, &QpAttr { state: Some(QpState::Reset), ..QpAttr::default() }).unwrap();
+            end.modify(*qpn, &crate::common::to(QpState::Reset)).unwrap();
             end.connect(*qpn, 0, Qpn::default(), &ud());
             end.host.arena[n * LEN..][..LEN].fill(0);
         }
@@ -171,7 +171,7 @@ fn one_that_cannot_take_it_is_no_trouble_to_the_others() {
     // The second has no receive, the third a short one, the fourth is broken.
     let sges = [sge(2 * LEN as u64, LEN as u32 - 1, key)];
     end.engine.post_recv(qpns[2], &RecvWr { wr_id: 2, sges: &sges }, &mut end.host).unwrap();
-    end.modify(qpns[3], &QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap();
+    end.modify(qpns[3], &to(QpState::Err)).unwrap();
     recv(&mut end, qpns[4], 4, key);
     recv(&mut end, qpns[5], 5, key);
     let before = *end.engine.drops();

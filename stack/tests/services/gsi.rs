@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use crate::common::{PORT, Solo, addr, template};
+use crate::common::{PORT, Solo, addr, template, to};
 use rocinante_stack::cm::{
     Accept, CmConfig, CmEvent, ConnId, Connect, ConnectionManager, Ended, QpSide,
 };
@@ -14,7 +14,7 @@ use rocinante_stack::wire::mad::{GSI_PACKET_LEN, write_gsi};
 use rocinante_stack::wire::{
     AliveMad, Bth, MadBytes, Opcode, Packet, Pairs, PeerInfo, RecognitionMad,
 };
-use rocinante_stack::{Addressee, Datagram, IpId, QpAttr, addressee};
+use rocinante_stack::{Addressee, Datagram, IpId, addressee};
 
 /// A message for an unknown connection: it gets an answer.
 fn packet() -> [u8; GSI_PACKET_LEN] {
@@ -289,7 +289,7 @@ fn the_first_message_is_that_of_the_last_connection_that_awaits_one() {
     let mut solo = Solo::script();
     let conn = accepted(&mut solo);
     let (qpn, setup) = (solo.end.qpn, solo.setup.clone());
-    let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
+    let reset = to(QpState::Reset);
     let established = |solo: &mut Solo, psn| {
         solo.receive_request(Opcode::RC_RDMA_WRITE_ONLY, psn, &[&solo.reth(0, 4), &[1; 4]]);
         solo.end.engine.cm().unwrap().poll_event()

@@ -1,9 +1,9 @@
 //! Unacknowledged packets leave in runs, and no faster than a receiver takes them.
 
-use crate::common::{QKEY, Setup, Solo, addr, sge};
+use crate::common::{QKEY, Setup, Solo, addr, sge, to};
 use rocinante_stack::types::{Mtu, Qpn, Time};
 use rocinante_stack::verbs::{Destination, QpState, QpType, SendData, SendOp, SendWr};
-use rocinante_stack::{Budget, PeerAddress, PeerKind, QpAttr, Urgency};
+use rocinante_stack::{Budget, PeerAddress, PeerKind, Urgency};
 
 const US: u64 = 1000;
 
@@ -123,7 +123,7 @@ fn a_queue_pair_that_broke_while_it_waited_sends_nothing() {
     post(&mut solo, op, 200, 64);
     assert_eq!(solo.packets().len(), 128);
     solo.completed();
-    solo.end.modify(qpn, &QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap();
+    solo.end.modify(qpn, &to(QpState::Err)).unwrap();
     assert_eq!(solo.completed().len(), 72);
     assert_ne!(solo.end.engine.post_urgency(qpn), Urgency::Idle);
     solo.wait(1_000_000);

@@ -2,7 +2,7 @@
 //! when the queue pair that took it goes away.
 
 use crate::common::{
-    BASE, End, PD, PEER, Pair, QKEY, Setup, Solo, addr, pattern, qp_init, sge, steps,
+    BASE, End, PD, PEER, Pair, QKEY, Setup, Solo, addr, pattern, qp_init, sge, steps, to,
 };
 use rocinante_stack::mem::{Access, PdId};
 use rocinante_stack::types::{Key, Qpn, Time};
@@ -12,7 +12,7 @@ use rocinante_stack::verbs::{
 };
 use rocinante_stack::wire::Opcode as Op;
 use rocinante_stack::{
-    Budget, PeerAddress, PeerKind, PostError, QpAttr, QpInit, SrqAttr, SrqChange, SrqError, SrqInit,
+    Budget, PeerAddress, PeerKind, PostError, QpInit, SrqAttr, SrqChange, SrqError, SrqInit,
 };
 
 const SEND: SendOp = SendOp::Send { imm: None };
@@ -32,10 +32,6 @@ fn share(end: &mut End, wr_ids: impl IntoIterator<Item = u64>, key: Key) {
     for wr_id in wr_ids {
         end.share(wr_id, &[sge(wr_id * 1000, 1000, key)]).unwrap();
     }
-}
-
-fn to(state: QpState) -> QpAttr {
-    QpAttr { state: Some(state), ..QpAttr::default() }
 }
 
 /// `wr_id` and queue pair of the completions; all must be successful.

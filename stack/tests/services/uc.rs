@@ -1,6 +1,6 @@
 //! The unreliable connection: a message arrives whole or not at all, and no error is reported.
 
-use crate::common::{BASE, PEER, Pair, Setup, Solo, pattern, reth, sge};
+use crate::common::{BASE, PEER, Pair, Setup, Solo, pattern, reth, sge, to};
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::{Key, Mtu};
 use rocinante_stack::verbs::{
@@ -16,10 +16,6 @@ fn uc() -> Setup {
 
 fn script() -> Solo {
     Solo::new(&Setup { qp_type: QpType::Uc, ..Setup::script() })
-}
-
-fn to(state: QpState) -> QpAttr {
-    QpAttr { state: Some(state), ..QpAttr::default() }
 }
 
 const IMM: Option<[u8; 4]> = Some([1, 2, 3, 4]);

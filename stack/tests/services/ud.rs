@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::common::{BASE, End, PORT, QKEY, Setup, addr, pattern, sge, steps};
+use crate::common::{BASE, End, PORT, QKEY, Setup, addr, pattern, sge, steps, to};
 use rocinante_stack::mem::{Access, PdId};
 use rocinante_stack::types::{Key, Mtu, Pkey, Psn, Qpn, Time};
 use rocinante_stack::verbs::{
@@ -317,7 +317,7 @@ fn a_handle_that_is_gone_or_anothers_stops_the_sends() {
         let failed = [(1, WcStatus::Success), (2, WcStatus::LocProtErr), (3, WcStatus::WrFlushErr)];
         assert_eq!(end.host.completed(), failed);
         assert_eq!(end.state(qpn), QpState::Sqe);
-        end.modify(qpn, &QpAttr { state: Some(QpState::Rts), ..QpAttr::default() }).unwrap();
+        end.modify(qpn, &crate::common::to(QpState::Rts)).unwrap();
     }
 }
 
@@ -355,7 +355,7 @@ fn a_state_is_left_with_the_attributes_of_the_manual() {
     let (state, attr, init) = end.engine.query_qp(qpn).unwrap();
     assert_eq!((state, attr.qkey, attr.rq_psn), (QpState::Rts, Some(QKEY), None));
     assert_eq!((attr.sq_psn, init.qp_type), (rts.sq_psn, QpType::Ud));
-    end.modify(qpn, &QpAttr { state: Some(QpState::Reset), ..QpAttr::default() }).unwrap();
+    end.modify(qpn, &to(QpState::Reset)).unwrap();
     end.connect(qpn, 0, Qpn::default(), &setup);
     assert_eq!(end.state(qpn), QpState::Rts);
 }

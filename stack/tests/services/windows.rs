@@ -1,7 +1,6 @@
 //! Memory windows: bound, used by the peer, bound again and invalidated, by either side.
 
-use crate::common::{BASE, PD, Pair, Setup, Solo, pattern, reth, sge};
-use rocinante_stack::QpAttr;
+use crate::common::{BASE, PD, Pair, Setup, Solo, pattern, reth, sge, to};
 use rocinante_stack::mem::{Access, Accessor, Bind, MwType};
 use rocinante_stack::types::Key;
 use rocinante_stack::verbs::{
@@ -248,12 +247,18 @@ fn losses_do_not_repeat_or_skip_what_has_no_packets() {
     }
 }
 
-#[test]
-fn an_invalidation_waits_for_what_was_posted_before_it() {
+/// A region of the whole arena, and a window that is not bound yet.
+fn window() -> (Solo, Key, Key) {
     let mut solo = Solo::script();
     let len = solo.setup.arena as u64;
     let region = solo.end.host.register(0, len, Access::LOCAL_WRITE | Access::MW_BIND);
     let mw = solo.end.host.regions.insert_window(PD, MwType::Type2, 0x7654_3200).unwrap();
+    (solo, region, mw)
+}
+
+#[test]
+fn an_invalidation_waits_for_what_was_posted_before_it() {
+    let (mut solo, region, mw) = window();
     let rkey = next(mw);
     let unasked = SendData::Sges(&[]);
     let quiet = |wr_id, op| SendWr::new(op, unasked).wr_id(wr_id).signaled(false);
@@ -277,10 +282,7 @@ fn an_invalidation_waits_for_what_was_posted_before_it() {
 
 #[test]
 fn a_fenced_bind_waits_for_reads() {
-    let mut solo = Solo::script();
-    let len = solo.setup.arena as u64;
-    let region = solo.end.host.register(0, len, Access::LOCAL_WRITE | Access::MW_BIND);
-    let mw = solo.end.host.regions.insert_window(PD, MwType::Type2, 0x7654_3200).unwrap();
+    let (mut solo, region, mw) = window();
     solo.read(1, 8);
     let (op, data) = (bind(mw, region, 0, 64), SendData::Sges(&[]));
     solo.post_wr(&SendWr::new(op, data).wr_id(2).fence()).unwrap();
@@ -323,12 +325,8 @@ fn what_cannot_be_bound_or_invalidated_fails_in_its_turn() {
 
 #[test]
 fn a_drained_queue_binds_nothing() {
-    let mut solo = Solo::script();
-    let len = solo.setup.arena as u64;
-    let region = solo.end.host.register(0, len, Access::LOCAL_WRITE | Access::MW_BIND);
-    let mw = solo.end.host.regions.insert_window(PD, MwType::Type2, 0x7654_3200).unwrap();
+    let (mut solo, region, mw) = window();
     let qpn = solo.end.qpn;
-    let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
     solo.end.modify(qpn, &to(QpState::Sqd)).unwrap();
     solo.post(1, bind(mw, region, 0, 64), &[]);
     assert!(solo.sent().is_empty() && !solo.end.host.regions.has_windows(region));
@@ -350,10 +348,7 @@ fn a_region_that_is_to_be_bound_is_in_use() {
 
 #[test]
 fn a_window_that_goes_while_it_is_read_or_written_ends_that() {
-    let mut solo = Solo::script();
-    let len = solo.setup.arena as u64;
-    let region = solo.end.host.register(0, len, Access::LOCAL_WRITE | Access::MW_BIND);
-    let mw = solo.end.host.regions.insert_window(PD, MwType::Type2, 0x7654_3200).unwrap();
+    let (mut solo, region, mw) = window();
     let rkey = next(mw);
     solo.post(1, bind(mw, region, 0, 4096), &[]);
     solo.sent();
