@@ -59,28 +59,24 @@ const fn factor(bits: u64) -> i64 {
 
 /// As [`Summer::packet`](crate::Summer::packet).
 #[target_feature(enable = "pclmulqdq,avx")]
-pub(crate) fn packet(before: u32, packet: &[u8], covered: usize) -> u32 {
+pub(crate) fn packet(before: u32, head: &[u8; PACKET_MIN], covered: &[u8]) -> u32 {
     // The state before counts in the place of the first four bytes, so these stay together. One
     // comparison covers three cases: too few bytes, too many, and no multiple of 4.
-    let usual = covered.wrapping_sub(BTH_LEN).rotate_right(2) <= (SHORT - BTH_LEN) / 4;
-    match packet.first_chunk().zip(packet.get(..covered)) {
-        Some((head, bytes)) if usual => short(before, head, bytes),
-        _ => unusual(before, packet, covered),
-    }
+    let usual = covered.len().wrapping_sub(BTH_LEN).rotate_right(2) <= (SHORT - BTH_LEN) / 4;
+    if usual { short(before, head, covered) } else { unusual(before, head, covered) }
 }
 
 /// As [`packet`], for any packet. For a long one, the library sums a multiple of its block size.
 #[inline(never)]
 #[target_feature(enable = "pclmulqdq,avx")]
-fn unusual(before: u32, packet: &[u8], covered: usize) -> u32 {
-    let odd = covered % BLOCK;
+fn unusual(before: u32, head: &[u8; PACKET_MIN], covered: &[u8]) -> u32 {
+    let odd = covered.len() % BLOCK;
     let first = if odd < BTH_LEN { odd + BLOCK } else { odd };
-    let parts = packet.get(..covered).and_then(|bytes| bytes.split_at_checked(first));
-    match (packet.first_chunk(), parts) {
-        (Some(head), Some((first, rest))) if covered.is_multiple_of(4) => {
+    match covered.split_at_checked(first) {
+        Some((first, rest)) if covered.len().is_multiple_of(4) => {
             update(short(before, head, first), rest)
         }
-        _ => plain(before, packet, covered),
+        _ => plain(before, covered),
     }
 }
 
@@ -91,11 +87,12 @@ fn unusual(before: u32, packet: &[u8], covered: usize) -> u32 {
 fn short(before: u32, head: &[u8; PACKET_MIN], bytes: &[u8]) -> u32 {
     // The first lane gets 1 to 16 bytes, so that a multiple of 16 remains. Zeros before them do not
     // change the CRC.
-    let first = (bytes.len().wrapping_sub(1) & (LANE - 1)) + 1;
+    let Some((_, but_one)) = bytes.split_first() else { return before };
+    let (first, mut lanes) = but_one.as_rchunks::<LANE>();
+    let first = first.len() + 1;
     let state = _mm_cvtsi32_si128((!before).cast_signed());
     let lane = _mm_xor_si128(_mm_or_si128(load(head), byte(MASKED)), state);
     let mut lane = _mm_shuffle_epi8(lane, window(&TO_THE_END, first));
-    let (mut lanes, _) = bytes.get(first..).unwrap_or_default().as_chunks::<LANE>();
     let factors = _mm_set_epi64x(LANE_ON.1, LANE_ON.0);
     if first == MASKED
         && let Some((next, rest)) = lanes.split_first()

@@ -159,17 +159,17 @@ impl Template {
     pub fn start(&self, packet_len: usize, bth: &[u8; bth::LEN]) -> Icrc {
         let mut packet = [0; PACKET_MIN];
         packet[..bth::LEN].copy_from_slice(bth);
-        Icrc(self.up_to(packet_len, &packet, bth::LEN))
+        Icrc(self.up_to(packet_len, &packet, bth))
     }
 
     /// The ICRC of a whole packet, computed without its last four bytes; 0 for fewer than 16 bytes.
     #[must_use]
     #[inline]
     pub fn of(&self, packet: &[u8]) -> u32 {
-        if packet.len() < PACKET_MIN {
-            return 0;
+        match (packet.first_chunk(), packet.split_last_chunk::<ICRC_LEN>()) {
+            (Some(head), Some((covered, _))) => self.up_to(packet.len(), head, covered),
+            _ => 0,
         }
-        self.up_to(packet.len(), packet, packet.len() - ICRC_LEN)
     }
 
     /// Computes and writes the ICRC of a packet that is complete except for the ICRC.
@@ -209,24 +209,26 @@ impl Template {
         if known.at < bth::LEN {
             return None;
         }
-        let before = self.up_to(packet.len(), packet, known.at);
+        let (head, covered) = (packet.first_chunk()?, packet.get(..known.at)?);
+        let before = self.up_to(packet.len(), head, covered);
         let crc = moved.of(before) ^ known.crc;
         Some(if behind.is_empty() { crc } else { update(crc, behind) })
     }
 
-    /// The CRC of everything up to byte `covered` of a packet of `packet_len` bytes.
+    /// The CRC of everything up to the end of `covered`, of a packet of `packet_len` bytes that
+    /// starts with `head`.
     #[inline]
-    fn up_to(&self, packet_len: usize, packet: &[u8], covered: usize) -> u32 {
+    fn up_to(&self, packet_len: usize, head: &[u8; PACKET_MIN], covered: &[u8]) -> u32 {
         let known = if self.v4 { &IPV4_LENGTHS } else { &IPV6_LENGTHS };
         match known.get(packet_len) {
-            Some(lengths) => self.summer.packet(self.crc ^ lengths, packet, covered),
-            None => self.up_to_of_long(packet_len, packet, covered),
+            Some(lengths) => self.summer.packet(self.crc ^ lengths, head, covered),
+            None => self.up_to_of_long(packet_len, head, covered),
         }
     }
 
     #[cold]
-    fn up_to_of_long(&self, packet_len: usize, packet: &[u8], covered: usize) -> u32 {
-        self.summer.packet(self.crc ^ long(packet_len, self.v4), packet, covered)
+    fn up_to_of_long(&self, packet_len: usize, head: &[u8; PACKET_MIN], covered: &[u8]) -> u32 {
+        self.summer.packet(self.crc ^ long(packet_len, self.v4), head, covered)
     }
 }
 
