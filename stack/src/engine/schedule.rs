@@ -11,7 +11,6 @@ use crate::sink::TxSink;
 use crate::tuning::engine::ACK_DELAY_NS;
 use crate::types::Time;
 use crate::verbs::Completions;
-use crate::wire::icrc::Summed;
 
 /// Why [`Engine::poll_transmit`] returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,26 +32,6 @@ pub struct Transmitted {
     pub packets: usize,
 }
 
-/// A sink that counts the packets that it takes.
-struct Counted<'a, S> {
-    sink: &'a mut S,
-    packets: usize,
-}
-
-impl<S: TxSink> TxSink for Counted<'_, S> {
-    #[inline(always)]
-    fn send<E>(
-        &mut self,
-        path: u32,
-        len: usize,
-        fill: impl FnOnce(&mut [u8]) -> Result<Option<Summed>, E>,
-    ) -> Result<bool, E> {
-        let sent = self.sink.send(path, len, fill)?;
-        self.packets += usize::from(sent);
-        Ok(sent)
-    }
-}
-
 impl Engine {
     /// Writes up to `budget` packets into `sink`. Queue pairs with something to send take turns of
     /// at most [`EngineConfig::quantum`](crate::EngineConfig::quantum) packets (deficit round
@@ -65,9 +44,10 @@ impl Engine {
         host: &mut H,
         sink: &mut impl TxSink,
     ) -> Transmitted {
-        let mut sink = Counted { sink, packets: 0 };
-        let stop = self.take_turns(now, budget, host, &mut sink);
-        Transmitted { stop, packets: sink.packets }
+        let before = self.shared.counters.sent_pkts;
+        let stop = self.take_turns(now, budget, host, sink);
+        #[allow(clippy::cast_possible_truncation)]
+        Transmitted { stop, packets: (self.shared.counters.sent_pkts - before) as usize }
     }
 
     #[inline]

@@ -89,7 +89,7 @@ impl Core {
         Some(Target { path, qpn: self.attr.dest_qpn.unwrap_or(Qpn::MULTICAST), deth: None })
     }
 
-    /// Sends a packet of a request.
+    /// Sends a packet of a request, and counts it.
     #[inline(never)]
     pub(crate) fn send_packet<H: Memory>(
         &self,
@@ -99,27 +99,33 @@ impl Core {
         host: &H,
         sink: &mut impl TxSink,
     ) -> Sent {
-        self.send_packet_of(self.sq.get(piece.index), piece, to, counters, host, sink)
+        let carries = piece.opcode.info().is_some_and(OpcodeInfo::has_payload);
+        let (wqe, payload) = (self.sq.get(piece.index), if carries { piece.len } else { 0 });
+        let sent = self.send_packet_of(wqe, piece, payload, to, host, sink);
+        if sent == Sent::Yes {
+            self.tally.sent(counters, 1, payload.into());
+        }
+        sent
     }
 
-    /// Sends a packet of the request `wqe`, which the caller has at hand. Inlined into its caller,
-    /// which is a loop over many packets.
+    /// Sends a packet of the request `wqe`, which the caller has at hand, with `payload` bytes of
+    /// payload. Inlined into its caller, which is a loop over many packets and counts them.
     #[inline(always)]
     pub(crate) fn send_packet_of<H: Memory>(
         &self,
         wqe: &Wqe,
         piece: &RequestPacket,
+        payload: u32,
         to: &Target,
-        counters: &mut Counters,
         host: &H,
         sink: &mut impl TxSink,
     ) -> Sent {
         let Some(info) = piece.opcode.info() else { return Sent::Refused };
-        let payload = if info.has_payload() { piece.len as usize } else { 0 };
+        let payload = payload as usize;
         let mut bth = header(piece.opcode, to.qpn, piece.psn, payload);
         bth.ack_req = piece.ack_req;
         bth.solicited = piece.solicited;
-        let sent = frame(to, info.header_len, payload, sink, |out| {
+        frame(to, info.header_len, payload, sink, |out| {
             let (headers, rest) = out.split_at_mut(info.header_len);
             let (data, pad) = rest.split_at_mut(payload);
             let (base, extensions) = headers.split_at_mut(bth::LEN);
@@ -130,11 +136,7 @@ impl Core {
             }
             let sum = self.sq.gather(piece.index, wqe, piece.offset, data, self.init.pd, host)?;
             Ok(sum.map(|crc| Summed { at: info.header_len, len: payload, crc }))
-        });
-        if sent == Sent::Yes {
-            self.tally.sent(counters, payload);
-        }
-        sent
+        })
     }
 }
 
@@ -159,7 +161,7 @@ pub(crate) fn frame(
 pub(crate) fn header(opcode: Opcode, dest: Qpn, psn: Seq, payload: usize) -> Bth {
     let mut bth = Bth::new(opcode, Pkey::DEFAULT, dest, Psn::truncate(psn));
     #[allow(clippy::cast_possible_truncation)]
-    let pad = (payload.next_multiple_of(4) - payload) as u8;
+    let pad = (payload.wrapping_neg() & 3) as u8;
     bth.pad = pad;
     bth
 }
@@ -174,13 +176,34 @@ fn write_extensions(
     out: &mut [u8],
 ) {
     match wqe.op {
-        SendOp::Write { remote, rkey, .. } if info.has(Ext::Reth) => {
-            let va = remote.wrapping_add(u64::from(piece.offset));
-            Reth { va, rkey, len: piece.message }.write(&mut out[..Reth::LEN]);
+        SendOp::Write { remote, rkey, .. } => {
+            if info.has(Ext::Reth) {
+                let va = remote.wrapping_add(u64::from(piece.offset));
+                Reth { va, rkey, len: piece.message }.write(&mut out[..Reth::LEN]);
+            }
         }
+        SendOp::Send { .. } | SendOp::SendTo { .. } => {}
+        _ => write_rarer(piece.offset, piece.len, info, wqe, out),
+    }
+    if let Some(deth) = to.deth {
+        deth.write(&mut out[..Deth::LEN]);
+    }
+    // The immediate is the last of the extension headers.
+    if let Some(imm) = wqe.op.immediate()
+        && info.has(Ext::ImmDt)
+        && let Some(last) = out.last_chunk_mut()
+    {
+        *last = imm;
+    }
+}
+
+/// As [`write_extensions`], for all but SEND and WRITE.
+#[inline(never)]
+fn write_rarer(offset: u32, len: u32, info: &OpcodeInfo, wqe: &Wqe, out: &mut [u8]) {
+    match wqe.op {
         SendOp::Read { remote, rkey } => {
-            let va = remote.wrapping_add(u64::from(piece.offset));
-            Reth { va, rkey, len: piece.len }.write(&mut out[..Reth::LEN]);
+            let va = remote.wrapping_add(u64::from(offset));
+            Reth { va, rkey, len }.write(&mut out[..Reth::LEN]);
         }
         SendOp::CompareSwap { remote, rkey, compare, swap } => {
             AtomicEth { va: remote, rkey, swap_add: swap, compare }
@@ -201,15 +224,5 @@ fn write_extensions(
             out[..4].copy_from_slice(&rkey.0.to_be_bytes());
         }
         _ => {}
-    }
-    if let Some(deth) = to.deth {
-        deth.write(&mut out[..Deth::LEN]);
-    }
-    // The immediate is the last of the extension headers.
-    if let Some(imm) = wqe.op.immediate()
-        && info.has(Ext::ImmDt)
-        && let Some(last) = out.last_chunk_mut()
-    {
-        *last = imm;
     }
 }

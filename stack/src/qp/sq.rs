@@ -402,15 +402,14 @@ impl SendQueue {
         if out.is_empty() {
             return Ok(None);
         }
-        let list = &self.sges[slot * usize::from(self.limits.max_sge)..];
-        match (wqe.sges, list.first()) {
+        match self.sges.get(slot * usize::from(self.limits.max_sge)) {
             // The usual case: one element.
-            (1, Some(sge)) => {
+            Some(sge) if wqe.sges == 1 => {
                 let part = part_of(sge, offset, out.len())?;
                 memory.fetch_summed(memory.regions().local_read(pd, &part)?, out)
             }
             _ => {
-                gather_parts(&list[..usize::from(wqe.sges)], offset, out, pd, memory)?;
+                gather_parts(self.list(index), offset, out, pd, memory)?;
                 Ok(None)
             }
         }

@@ -27,13 +27,13 @@ fn bump(cell: &Cell<u32>) {
 }
 
 impl Tally {
-    /// A packet left with this many bytes of payload.
+    /// `count` packets left with this many bytes of payload in all.
     #[inline]
-    pub(crate) fn sent(&self, counters: &mut Counters, payload: usize) {
-        counters.sent_pkts += 1;
-        counters.sent_bytes += payload as u64;
-        add(&self.sent_pkts, 1);
-        add(&self.sent_bytes, payload as u64);
+    pub(crate) fn sent(&self, counters: &mut Counters, count: u32, payload: u64) {
+        counters.sent_pkts += u64::from(count);
+        counters.sent_bytes += payload;
+        add(&self.sent_pkts, count.into());
+        add(&self.sent_bytes, payload);
     }
 
     /// `count` of the packets that left were retransmissions.

@@ -131,7 +131,7 @@ impl Qp {
         });
         if sent == Sent::Yes {
             let counters = &mut shared.counters;
-            self.core.tally.sent(counters, 0);
+            self.core.tally.sent(counters, 1, 0);
             counters.sent_acks += 1;
             self.responder.acknowledged();
             self.held.reported();
@@ -191,7 +191,7 @@ impl Qp {
             Ok(None)
         });
         if sent == Sent::Yes {
-            self.core.tally.sent(&mut shared.counters, 0);
+            self.core.tally.sent(&mut shared.counters, 1, 0);
             shared.counters.sent_cnp += 1;
         }
         sent
@@ -256,9 +256,9 @@ impl Qp {
         }
         if opcode == Opcode::RC_ACKNOWLEDGE {
             shared.counters.sent_acks += 1;
-            self.core.tally.sent(&mut shared.counters, 0);
+            self.core.tally.sent(&mut shared.counters, 1, 0);
         } else {
-            self.core.tally.sent(&mut shared.counters, payload);
+            self.core.tally.sent(&mut shared.counters, 1, payload as u64);
         }
         Sent::Yes
     }

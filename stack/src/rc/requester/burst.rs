@@ -245,7 +245,7 @@ impl Qp {
         let Some(to) = core.target() else { return Sent::Refused };
         let (sq, full) = (&core.sq, full_cost(params.mtu));
         let mut burst = requester.begin(permit, quiet, *quantum, shared.peers.runs());
-        let mut sent = Sent::Yes;
+        let (mut sent, mut payload) = (Sent::Yes, 0);
         while burst.left.datagrams < burst.most {
             let wqe = sq.get(burst.index);
             let next = burst.next::<PLAIN>(wqe, params.mtu, full);
@@ -257,14 +257,14 @@ impl Qp {
                 true => RequestPacket::of_plain(burst.index, wqe, ack_req),
                 false => RequestPacket::of(burst.index, wqe, next.psn, params.mtu, ack_req),
             };
-            let counters = &mut shared.counters;
             sent = match PLAIN {
-                true => core.send_packet_of(wqe, &packet, &to, counters, host, sink),
-                false => core.send_packet(&packet, &to, counters, host, sink),
+                true => core.send_packet_of(wqe, &packet, packet.len, &to, host, sink),
+                false => core.send_packet(&packet, &to, &mut shared.counters, host, sink),
             };
             if sent != Sent::Yes {
                 break;
             }
+            payload += u64::from(packet.len);
             requester.control.batch.sent(next.size, burst.runs);
             if !PLAIN && ack_req && next.psn != burst.last_asked + 1 {
                 requester.note_asks(&mut burst, &mut shared.peers);
@@ -274,6 +274,9 @@ impl Qp {
         let count = burst.left.datagrams;
         if count > 0 {
             *quantum = quantum.saturating_sub(count as usize);
+            if PLAIN {
+                core.tally.sent(&mut shared.counters, count, payload);
+            }
             if burst.again && !requester.recovery.is_tail_probe() {
                 core.tally.sent_again(&mut shared.counters, count);
             }

@@ -46,9 +46,12 @@ impl Batch {
     #[inline]
     pub(in crate::rc::requester) fn sent(&mut self, bytes: u32, runs: RunLimits) {
         if !self.is_joined_by(bytes) {
-            (self.left, self.size) = (runs.packets_of(bytes), bytes);
+            (self.left, self.size) = (runs.packets_of(bytes) - 1, bytes);
+        } else if bytes == self.size {
+            self.left -= 1;
+        } else {
+            self.left = 0;
         }
-        self.left = if bytes < self.size { 0 } else { self.left - 1 };
     }
 
     /// The reason why a packet of `bytes` bytes should wait, if `queued` packets are to be sent,
