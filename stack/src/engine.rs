@@ -44,7 +44,7 @@ pub struct Engine {
     pub(crate) qps: Vec<Option<AnyQp>>,
     free: Vec<u32>,
     /// Slot of each QPN's lower 16 bits, plus one.
-    index: Box<[u16]>,
+    index: Box<[u16; 1 << 16]>,
     pub(crate) solver: Solver,
     pub(crate) gsi: Gsi,
     pub(crate) groups: Groups,
@@ -63,7 +63,7 @@ impl Engine {
         Self {
             qps: Vec::new(),
             free: Vec::new(),
-            index: vec![0; 1 << 16].into_boxed_slice(),
+            index: vec![0; 1 << 16].into_boxed_slice().try_into().expect("of that length"),
             solver: Solver::default(),
             gsi: Gsi::default(),
             groups: Groups::default(),

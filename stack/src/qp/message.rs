@@ -6,7 +6,7 @@
 
 use super::post::MESSAGE_MAX;
 use super::rq::Received;
-use crate::mem::{Access, Accessor, Memory, PdId, Sge};
+use crate::mem::{Access, Accessor, Memory, PdId, RegionTable, Sge};
 use crate::srq::Receives;
 use crate::types::{Key, Mtu, Qpn};
 use crate::verbs::{WcOpcode, WcStatus};
@@ -141,19 +141,14 @@ impl Message {
             return Err(Refusal::NotReady);
         }
         let fits = if place.ends() { now == left } else { now < left };
-        if !fits
-            || !has_its_length(payload.len(), place, rights.mtu)
-            || u64::from(len) > MESSAGE_MAX
-        {
+        if !fits || !has_its_length(payload.len(), place, rights.mtu) {
             return Err(Refusal::Invalid);
+        }
+        if place == Place::First {
+            admit(va, rkey, len, rights, memory.regions())?;
         }
         if len > 0 {
             let regions = memory.regions();
-            if place == Place::First {
-                // Checks the whole range before the first byte is placed.
-                let whole = Sge { addr: va, len, lkey: rkey };
-                regions.remote_write(rights.by, &whole).map_err(|_| Refusal::Access)?;
-            }
             let target = Sge { addr: va, len: now, lkey: rkey };
             let target = regions.remote_write(rights.by, &target).map_err(|_| Refusal::Access)?;
             memory.place(target, payload).map_err(|_| Refusal::Access)?;
@@ -169,6 +164,22 @@ impl Message {
         }
         Ok(true)
     }
+}
+
+/// Checks the whole range of a WRITE of several packets before the first byte is placed.
+#[inline(never)]
+fn admit(
+    va: u64,
+    rkey: Key,
+    len: u32,
+    rights: &Rights,
+    regions: &RegionTable,
+) -> Result<(), Refusal> {
+    if u64::from(len) > MESSAGE_MAX {
+        return Err(Refusal::Invalid);
+    }
+    let whole = Sge { addr: va, len, lkey: rkey };
+    regions.remote_write(rights.by, &whole).map(drop).map_err(|_| Refusal::Access)
 }
 
 /// The completion of the oldest receive by the message that ends with `packet`.

@@ -73,7 +73,8 @@ impl Bth {
     #[must_use]
     #[inline(always)]
     pub const fn read(b: &[u8; LEN]) -> Self {
-        // The types take the low 24 bits of the words of QPN and PSN.
+        // Whole words: of single bytes the compiler would read only those that the types keep.
+        let (words, _) = b.as_chunks::<4>();
         Self {
             opcode: Opcode(b[0]),
             solicited: b[1] & 0x80 != 0,
@@ -84,10 +85,10 @@ impl Bth {
             fecn: b[4] & 0x80 != 0,
             becn: b[4] & 0x40 != 0,
             reserved_a: b[4] & 0x3f,
-            dest_qpn: Qpn::new(u32::from_be_bytes([b[4], b[5], b[6], b[7]])),
+            dest_qpn: Qpn::new(u32::from_be_bytes(words[1])),
             ack_req: b[8] & 0x80 != 0,
             reserved_b: b[8] & 0x7f,
-            psn: Psn::new(u32::from_be_bytes([b[8], b[9], b[10], b[11]])),
+            psn: Psn::new(u32::from_be_bytes(words[2])),
         }
     }
 
