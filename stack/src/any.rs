@@ -177,7 +177,7 @@ impl AnyQp {
     }
 
     /// Takes a packet of its service.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn handle<H: Memory + Completions>(
         &mut self,
         now: Time,

@@ -229,7 +229,8 @@ impl Srqs {
 #[derive(Debug)]
 pub(crate) struct Receives<'a> {
     pub(crate) own: &'a mut RecvQueue,
-    pub(crate) shared: Option<(&'a mut Srqs, SrqId)>,
+    pub(crate) srqs: &'a mut Srqs,
+    pub(crate) srq: Option<SrqId>,
     /// The receive that was retired from the queue and is about to complete.
     pub(crate) done: Option<Received>,
 }
@@ -242,10 +243,10 @@ impl Receives<'_> {
         if own.is_some() {
             return own;
         }
-        let (srqs, id) = self.shared.as_mut()?;
-        let front = srqs.get(*id)?.queue.front();
+        let id = self.srq?;
+        let front = self.srqs.get(id)?.queue.front();
         if front.is_none() {
-            srqs.watch(*id, 0);
+            self.srqs.watch(id, 0);
         }
         front
     }
@@ -253,19 +254,16 @@ impl Receives<'_> {
     /// The room of the next receive, in bytes.
     #[inline]
     pub(crate) fn room(&self) -> u32 {
-        let shared = || {
-            let (srqs, id) = self.shared.as_ref()?;
-            Some(srqs.get(*id)?.queue.room())
-        };
+        let shared = || Some(self.srqs.get(self.srq?)?.queue.room());
         if self.own.len() > 0 { self.own.room() } else { shared().unwrap_or(0) }
     }
 
     #[inline]
     fn take(&mut self) {
         if self.own.len() == 0
-            && let Some((srqs, id)) = &mut self.shared
+            && let Some(id) = self.srq
         {
-            srqs.take(*id, self.own);
+            self.srqs.take(id, self.own);
         }
     }
 
@@ -288,8 +286,8 @@ impl Receives<'_> {
         self.done = Some(received);
         self.take();
         self.own.pop();
-        if let Some((srqs, id)) = &mut self.shared {
-            srqs.complete(*id);
+        if let Some(id) = self.srq {
+            self.srqs.complete(id);
         }
     }
 }

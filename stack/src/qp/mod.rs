@@ -174,8 +174,7 @@ impl Core {
     /// The queue of its next receive.
     #[inline]
     pub(crate) fn receives<'a>(&'a mut self, srqs: &'a mut Srqs) -> Receives<'a> {
-        let shared = self.init.srq.map(|id| (srqs, id));
-        Receives { own: &mut self.rq, shared, done: None }
+        Receives { own: &mut self.rq, srqs, srq: self.init.srq, done: None }
     }
 
     /// Gives back the receives that it took from a shared receive queue and did not complete.

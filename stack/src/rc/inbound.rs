@@ -13,7 +13,7 @@ use crate::wire::{NakCode, Packet};
 
 impl Qp {
     /// A request from the peer.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn handle_request<H: Memory + Completions>(
         &mut self,
         packet: &Packet<'_>,
@@ -60,7 +60,8 @@ impl Qp {
         report
     }
 
-    #[inline]
+    /// Judges and executes a request.
+    #[inline(never)]
     fn take_request<H: Memory + Completions>(
         &mut self,
         packet: &Packet<'_>,

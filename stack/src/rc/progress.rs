@@ -13,7 +13,7 @@ use crate::wire::{AckKind, Aeth, Operation, Packet, Place};
 
 impl Qp {
     /// A response from the peer.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn handle_response<H: Memory + Completions>(
         &mut self,
         now: Time,

@@ -198,7 +198,7 @@ impl Qp {
     }
 
     /// Takes a packet.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn handle<H: Memory + Completions>(
         &mut self,
         packet: &Packet<'_>,

@@ -74,14 +74,14 @@ impl Bth {
     #[inline(always)]
     pub const fn read(b: &[u8; LEN]) -> Self {
         // Whole words: of single bytes the compiler would read only those that the types keep.
-        let (words, _) = b.as_chunks::<4>();
+        let (words, halves) = (b.as_chunks::<4>().0, b.as_chunks::<2>().0);
         Self {
             opcode: Opcode(b[0]),
             solicited: b[1] & 0x80 != 0,
             mig_req: b[1] & 0x40 != 0,
             pad: (b[1] >> 4) & 3,
             version: b[1] & 0x0f,
-            pkey: Pkey(u16::from_be_bytes([b[2], b[3]])),
+            pkey: Pkey(u16::from_be_bytes(halves[1])),
             fecn: b[4] & 0x80 != 0,
             becn: b[4] & 0x40 != 0,
             reserved_a: b[4] & 0x3f,
