@@ -226,7 +226,9 @@ impl SendQueue {
     #[inline]
     pub(crate) fn pop(&mut self) {
         debug_assert!(self.head < self.tail);
-        self.responses -= u32::from(self.get(self.head).has_response());
+        if self.get(self.head).has_response() {
+            self.responses -= 1;
+        }
         self.head += 1;
     }
 

@@ -56,11 +56,11 @@ impl Credits {
     /// Whether `wqe`, or the last of `more` requests behind it, is beyond the limit.
     #[inline]
     pub(super) fn lacks(&self, wqe: &Wqe, more: u32) -> bool {
-        let consumes = matches!(
-            wqe.op,
-            SendOp::Send { .. } | SendOp::SendInv { .. } | SendOp::Write { imm: Some(_), .. }
-        );
-        consumes && self.is_beyond(wqe.messages.wrapping_add(more))
+        self.is_beyond(wqe.messages.wrapping_add(more))
+            && matches!(
+                wqe.op,
+                SendOp::Send { .. } | SendOp::SendInv { .. } | SendOp::Write { imm: Some(_), .. }
+            )
     }
 
     /// Whether a message is beyond the limit. The numbers of messages in flight lie close together.
