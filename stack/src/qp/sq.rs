@@ -269,7 +269,7 @@ impl SendQueue {
     }
 
     /// The sum of the costs of all packets before `psn`.
-    #[inline]
+    #[inline(always)]
     fn cost_before(&self, psn: Seq, mtu: Mtu) -> CostSum {
         // As it is asked when all that left was acknowledged, and nothing else was posted.
         if psn == self.next_psn {

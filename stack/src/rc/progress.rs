@@ -45,7 +45,7 @@ impl Qp {
         match completer::judge(aeth.syndrome, psn, una, sent, gate) {
             Verdict::Advance { to } => {
                 self.requester.on_aeth(aeth);
-                self.advance(now, to, shared, host);
+                self.acknowledged(now, to, shared, host);
             }
             Verdict::Retry { to, from, why } => {
                 self.advance(now, to, shared, host);
@@ -152,9 +152,21 @@ impl Qp {
         placed.map_err(|_| WcStatus::LocProtErr)
     }
 
-    /// Everything before `to` is acknowledged.
-    #[inline]
+    /// As [`acknowledged`](Self::acknowledged), where that is rare.
+    #[inline(never)]
     fn advance<H: Completions>(&mut self, now: Time, to: Seq, shared: &mut Shared, host: &mut H) {
+        self.acknowledged(now, to, shared, host);
+    }
+
+    /// Everything before `to` is acknowledged.
+    #[inline(always)]
+    fn acknowledged<H: Completions>(
+        &mut self,
+        now: Time,
+        to: Seq,
+        shared: &mut Shared,
+        host: &mut H,
+    ) {
         if to <= self.requester.snd_una() {
             return;
         }
@@ -181,7 +193,7 @@ impl Qp {
     }
 
     /// Completes the oldest requests whose packets are all before `to`.
-    #[inline]
+    #[inline(always)]
     pub(super) fn retire<H: Completions>(&mut self, to: Seq, host: &mut H) {
         let mut retired = 0;
         while !self.core.sq.is_empty() {

@@ -77,6 +77,7 @@ impl Qp {
 
     /// Sends a plain acknowledgement if one is due: last, because the peer's program waits for a
     /// request.
+    #[inline(always)]
     fn transmit_acknowledgement<H: Memory + Completions>(
         &mut self,
         turn: TurnEnd,
@@ -87,11 +88,21 @@ impl Qp {
         if turn == TurnEnd::SinkFull || !self.responder.has_response() {
             return turn;
         }
-        let sent = match self.responder.acknowledgement(&self.core.rq) {
+        let sent = self.acknowledge(shared, host, sink);
+        if sent == Sent::Yes { turn } else { TurnEnd::SinkFull }
+    }
+
+    #[inline(never)]
+    fn acknowledge<H: Memory + Completions>(
+        &mut self,
+        shared: &mut Shared,
+        host: &mut H,
+        sink: &mut impl TxSink,
+    ) -> Sent {
+        match self.responder.acknowledgement(&self.core.rq) {
             Some((psn, aeth)) => self.send_acknowledgement(psn, aeth, shared, sink),
             None => self.transmit_other(shared, host, sink),
-        };
-        if sent == Sent::Yes { turn } else { TurnEnd::SinkFull }
+        }
     }
 
     /// Sends a response in the place of an acknowledgement: a failed request may have left

@@ -33,14 +33,9 @@ impl Qp {
                 Plan::Burst(permit) => self.send_burst(now, &permit, quantum, shared, host, sink),
                 Plan::Request(request) => self.send_request(&request, quantum, shared, host, sink),
                 Plan::Lost(packet) => self.send_lost(now, &packet, quantum, shared, host, sink),
-                Plan::Local => match self.core.run_local(self.requester.cursor(), host) {
-                    Ok(()) => {
-                        self.requester.executed();
-                        self.retire(self.requester.snd_una(), host);
-                        continue;
-                    }
+                Plan::Local => match self.execute(host) {
                     Err(status) if self.fault(status, shared, host) => return TurnEnd::Idle,
-                    Err(_) => continue,
+                    _ => continue,
                 },
                 Plan::Fault(status) if self.fault(status, shared, host) => return TurnEnd::Idle,
                 Plan::Fault(_) => continue,
@@ -67,6 +62,15 @@ impl Qp {
                 }
             }
         }
+    }
+
+    /// Executes the request under the cursor, which concerns this side only.
+    #[inline(never)]
+    fn execute<H: Memory + Completions>(&mut self, host: &mut H) -> Result<(), WcStatus> {
+        self.core.run_local(self.requester.cursor(), host)?;
+        self.requester.executed();
+        self.retire(self.requester.snd_una(), host);
+        Ok(())
     }
 
     /// Nothing may leave, as `permit` says. Returns how the turn ends; `None` if the last packet

@@ -34,7 +34,7 @@ use crate::verbs::SendOp;
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Want<'a> {
     /// Packets of SENDs and WRITEs, from the cursor on.
-    Data(&'a Requester, &'a ConnParams),
+    Data(&'a Requester, &'a Wqe, &'a ConnParams),
     /// A request with a response of its own, which has this number of packets and needs credit of
     /// this cost.
     Response(&'a Requester, &'a ConnParams, u32, Cost),
@@ -159,7 +159,7 @@ impl Permit {
 pub(crate) fn permit(want: Want<'_>, at: &Situation<'_>) -> Permit {
     match want {
         Want::Request(of) => of.transport_limit(at.sq).map_or(Permit::ONE, Permit::none),
-        Want::Data(of, params) => of.permit_data(params, at),
+        Want::Data(of, wqe, params) => of.permit_data(wqe, params, at),
         Want::Response(of, params, packets, cost) => of.permit_response(packets, cost, params, at),
         Want::Lost(of) => of.permit_lost(at.turn),
         Want::Probe(of) => of.permit_probe(),
@@ -277,11 +277,14 @@ impl Requester {
     /// repaired.
     #[inline]
     fn recovery_left(&self) -> u64 {
-        let outstanding = self.snd_nxt - self.snd_una;
         let behind = match self.recovery.probes() {
             true => u64::MAX,
             false => self.recovery.behind_the_lost(),
         };
+        if behind == u64::MAX && !self.recovery.is_selective() {
+            return u64::MAX;
+        }
+        let outstanding = self.snd_nxt - self.snd_una;
         let behind = behind.saturating_add(1).saturating_sub(outstanding);
         // The peer would not hold more.
         let span =
@@ -290,9 +293,8 @@ impl Requester {
     }
 
     #[inline]
-    fn permit_data(&self, params: &ConnParams, at: &Situation<'_>) -> Permit {
+    fn permit_data(&self, wqe: &Wqe, params: &ConnParams, at: &Situation<'_>) -> Permit {
         let Situation { sq, peers, turn } = *at;
-        let wqe = sq.get(self.wqe_next);
         let probes = self.recovery.probes();
         let window = self.control.window_left();
         if window == 0 && !probes {
