@@ -288,9 +288,11 @@ impl Requester {
     ) {
         debug_assert!(to > self.snd_una && to <= self.snd_max);
         let selective = self.recovery.is_selective();
-        let mut cost = Cost::default();
-        if selective || self.control.in_flight.datagrams > 0 {
-            cost = sq.cost_between(self.snd_una, to.min(self.snd_nxt), params.mtu);
+        let cost_of_them = || sq.cost_between(self.snd_una, to.min(self.snd_nxt), params.mtu);
+        let mut cost = self.control.in_flight;
+        debug_assert!(selective || to < self.snd_nxt || cost == cost_of_them());
+        if selective || (to < self.snd_nxt && cost.datagrams > 0) {
+            cost = cost_of_them();
         }
         if selective {
             cost.take(self.recovery.held_cost(sq, self.snd_una, to.min(self.snd_nxt), params));
