@@ -318,12 +318,12 @@ impl Engine {
             Integrity::Solved => self.shared.counters.icrc_id_solved += 1,
             Integrity::Wrong => return drops.icrc += 1,
         }
-        if packet.info.operation == Operation::Notification {
+        if packet.info.service != qp.service() {
+            if packet.info.operation != Operation::Notification {
+                return drops.wrong_service += 1;
+            }
             self.shared.counters.rcvd_cnp += 1;
             return qp.on_cnp(now);
-        }
-        if packet.info.service != qp.service() {
-            return drops.wrong_service += 1;
         }
         self.shared.counters.rcvd_pkts += 1;
         qp.core().tally.received();
