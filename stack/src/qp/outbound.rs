@@ -122,11 +122,14 @@ impl Core {
     ) -> Sent {
         let Some(info) = piece.opcode.info() else { return Sent::Refused };
         let payload = payload as usize;
+        // As a byte: sums of such lengths do not overflow, so they need no check.
+        #[allow(clippy::cast_possible_truncation)]
+        let header_len = usize::from(info.header_len as u8);
         let mut bth = header(piece.opcode, to.qpn, piece.psn, payload);
         bth.ack_req = piece.ack_req;
         bth.solicited = piece.solicited;
-        frame(to, info.header_len, payload, sink, |out| {
-            let (headers, rest) = out.split_at_mut(info.header_len);
+        frame(to, header_len, payload, sink, |out| {
+            let (headers, rest) = out.split_at_mut(header_len);
             let (data, pad) = rest.split_at_mut(payload);
             let (base, extensions) = headers.split_at_mut(bth::LEN);
             base.copy_from_slice(&bth.bytes());
@@ -135,7 +138,7 @@ impl Core {
                 pad[..usize::from(bth.pad)].fill(0);
             }
             let sum = self.sq.gather(piece.index, wqe, piece.offset, data, self.init.pd, host)?;
-            Ok(sum.map(|crc| Summed { at: info.header_len, len: payload, crc }))
+            Ok(sum.map(|crc| Summed { at: header_len, len: payload, crc }))
         })
     }
 }
