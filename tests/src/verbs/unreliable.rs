@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use rocinante::verbs::{GRH_LEN, ModifyAttr, Mtu, PeerPath, PostError, QpState, QpType, SendOp, WcOpcode};
+use rocinante::verbs::{
+    GRH_LEN, ModifyAttr, Mtu, PeerPath, PostError, QpState, QpType, SendOp, WcOpcode,
+};
 use rocinante::{Access, Ah, Mr, PreparedQp, Qp, RecvWr, Wc, WcStatus};
 
 use crate::harness::{Family, Harness, On, Setup, Side, assert_same, pattern, wait_until, wr};
