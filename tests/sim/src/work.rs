@@ -7,7 +7,7 @@ use rocinante_stack::verbs::{Destination, QpType, RecvWr, SendData, SendOp, Send
 
 use crate::check::{RECEIVE, Verdict};
 use crate::memory::{DEPTH, LONGEST, Zone, stride};
-use crate::model::{EndId, Op, Phase, Piece, Receive, Request, peer};
+use crate::model::{EndId, Op, Phase, Piece, Receive, Request, Stream, peer};
 use crate::receives::Shared;
 use crate::world::{Host, Stage, World};
 
@@ -132,12 +132,9 @@ impl World<'_> {
         let due = sharers.map(|other| {
             let stream = self.ends[peer(*other)].stream(self.ends[*other].generation);
             let asked = stream.filter(|_| !self.is_datagram(*other));
-            let asked = asked.map_or(0, |stream| match self.has.scarcity.crowd {
-                // Many ends share a queue, and each may have a request at its end that takes no
-                // receive, of which the model does not see when it is executed.
-                true => stream.receives_due(),
-                false => stream.next() - stream.exec.min(stream.next()),
-            });
+            // Not the requests at the end of a stream that take no receive: the model does not see
+            // when those are executed, and several streams may share a queue.
+            let asked = asked.map_or(0, Stream::receives_due);
             asked + self.ends[*other].letters.coming
         });
         due.sum()

@@ -48,6 +48,12 @@ fn seeds_that_found_faults_hold() {
     }
 }
 
+/// Streams of a shared queue end with requests that take no receive: none waits for another's.
+#[test]
+fn a_proof_over_a_shared_queue_ends() {
+    passes(&usual(1_883_152_852_189_189, 100_000));
+}
+
 #[test]
 fn what_a_swarm_omits_does_not_happen() {
     for seed in 1..=40 {
