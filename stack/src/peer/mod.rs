@@ -206,6 +206,13 @@ impl Peers {
         id
     }
 
+    /// Whether packets to this peer are in flight.
+    #[inline]
+    pub(crate) fn is_used(&self, id: PeerId) -> bool {
+        let peer = self.peers.get(id.0 as usize);
+        peer.is_some_and(|peer| peer.receiver.in_flight.datagrams > 0)
+    }
+
     /// Users of the receive queues of peers, packets charged to those, and queue pairs that wait
     /// for credit or were granted a turn, of our own queue too.
     pub(crate) fn held(&self) -> (usize, u64, usize) {

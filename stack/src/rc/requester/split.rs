@@ -18,7 +18,8 @@
 //! (`byte_len`; `send_data_in` and `do_complete` of Linux' `rxe_resp.c`).
 //!
 //! The decision is made when the request is posted, and kept in it, so that retransmissions are the
-//! same packets.
+//! same packets. A WRITE that is posted while nothing is in flight to that peer, from any queue
+//! pair, gains nothing: it is sent as one message.
 
 use crate::peer::Peers;
 use crate::rc::Qp;
@@ -38,9 +39,12 @@ impl Qp {
                 request_packets(self.params.mtu, peers, &self.requester.control.read_window)
             }
             SendOp::Write { imm: None, .. } => {
+                let has_others = !self.core.sq.is_empty() || peers.is_used(self.params.peer);
                 let mtu = self.params.mtu;
                 let run = peers.runs().packets_of(mtu.bytes() + HEADERS);
-                u16::from(ENABLED && self.params.splits_writes && saves(len, mtu, run))
+                u16::from(
+                    ENABLED && self.params.splits_writes && has_others && saves(len, mtu, run),
+                )
             }
             _ => 0,
         }
