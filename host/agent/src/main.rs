@@ -22,12 +22,20 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
     },
+    /// Say whether a configuration is understood, and do nothing else.
+    Check {
+        /// The configuration.
+        file: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
-    let Arguments { command: Command::Run { config } } = Arguments::parse();
-    let config = config.map_or_else(|| Ok(Config::default()), |path| Config::read(&path));
-    match config.and_then(|config| run(&config)) {
+    let done = match Arguments::parse().command {
+        Command::Run { config: None } => run(&Config::default()),
+        Command::Run { config: Some(path) } => Config::read(&path).and_then(|it| run(&it)),
+        Command::Check { file } => Config::read(&file).map(drop),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("rocinante-agent: {error}");

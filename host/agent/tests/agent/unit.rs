@@ -41,3 +41,19 @@ fn it_works_with_the_rights_of_the_unit() {
     assert_eq!(set("CapEff:"), set("CapBnd:"));
     assert_eq!(set("CapEff:"), Some("\t00000080002870e0"));
 }
+
+#[test]
+fn a_configuration_is_checked_without_an_agent() {
+    let check = |file: &std::path::Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rocinante-agent"));
+        let output = command.arg("check").arg(file).output().expect("it runs");
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/dist/agent.toml");
+    assert_eq!(check(shipped.as_ref()), (true, String::new()));
+    let wrong = std::env::temp_dir().join(format!("agent-check-{}.toml", std::process::id()));
+    std::fs::write(&wrong, "ports_max = 0\n").expect("written");
+    let (is_good, said) = check(&wrong);
+    std::fs::remove_file(&wrong).expect("removed");
+    assert!(!is_good && said.contains("ports_max is at least 1"), "{said}");
+}
