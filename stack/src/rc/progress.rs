@@ -201,9 +201,6 @@ impl Qp {
             if wqe.last() >= to || !self.requester.is_executed(head, wqe) {
                 break;
             }
-            if wqe.last() > wqe.first {
-                self.requester.admitted.executed(&wqe.op, wqe.len);
-            }
             self.core.retire_send(host);
             retired += 1;
         }

@@ -30,7 +30,6 @@ use crate::rc::requester::lists::SpareLists;
 use crate::rc::requester::permit::SendControl;
 pub(crate) use crate::rc::requester::permit::{Situation, Wait, Want, permit};
 use crate::rc::requester::recovery::{Probe, Recovery};
-use crate::rc::requester::split::Admitted;
 use crate::types::{Mtu, Seq, Time};
 
 /// The cost to its receiver of a READ request or another that has a response of its own: an atomic
@@ -100,7 +99,6 @@ pub(crate) struct Requester {
     acks: Acks,
     control: SendControl,
     recovery: Recovery,
-    pub(in crate::rc) admitted: Admitted,
 }
 
 impl Requester {
@@ -117,7 +115,6 @@ impl Requester {
             acks: Acks::default(),
             control: SendControl::default(),
             recovery: Recovery::default(),
-            admitted: Admitted::default(),
         }
     }
 
@@ -130,7 +127,6 @@ impl Requester {
         self.control = SendControl::new(path);
         self.round_trip = RoundTrip::default();
         self.recovery = Recovery::default();
-        self.admitted = Admitted::default();
     }
 
     /// Begins no request any more, or does again. Requests that left without AckReq now ask for

@@ -19,14 +19,13 @@
 //!
 //! The decision is made when the request is posted, and kept in it, so that retransmissions are the
 //! same packets. A WRITE that is posted while nothing is in flight to that peer, from any queue
-//! pair, is split only within a range that the peer has admitted before ([`Admitted`]): then none
-//! of it is refused.
+//! pair, gains nothing: it is sent as one message.
 
 use crate::peer::Peers;
 use crate::rc::Qp;
 use crate::rc::requester::permit::read_window::request_packets;
 use crate::tuning::split::{ENABLED, SAVES};
-use crate::types::{Key, Mtu};
+use crate::types::Mtu;
 use crate::verbs::SendOp;
 use crate::wire::{ICRC_LEN, Reth, bth};
 
@@ -40,45 +39,15 @@ impl Qp {
                 request_packets(self.params.mtu, peers, &self.requester.control.read_window)
             }
             SendOp::Write { imm: None, .. } => {
-                let may = || {
-                    !self.core.sq.is_empty()
-                        || peers.is_used(self.params.peer)
-                        || self.requester.admitted.has(op, len)
-                };
+                let has_others = !self.core.sq.is_empty() || peers.is_used(self.params.peer);
                 let mtu = self.params.mtu;
                 let run = peers.runs().packets_of(mtu.bytes() + HEADERS);
-                u16::from(ENABLED && self.params.splits_writes && may() && saves(len, mtu, run))
+                u16::from(
+                    ENABLED && self.params.splits_writes && has_others && saves(len, mtu, run),
+                )
             }
             _ => 0,
         }
-    }
-}
-
-/// A range to which the peer has admitted WRITEs of several packets. As long as a key is valid, it
-/// names the same memory.
-#[derive(Debug, Clone, Copy, Default)]
-pub(in crate::rc) struct Admitted {
-    rkey: Key,
-    from: u64,
-    to: u64,
-}
-
-impl Admitted {
-    /// A request of `len` bytes was executed.
-    pub(in crate::rc) fn executed(&mut self, op: &SendOp, len: u32) {
-        let SendOp::Write { remote: from, rkey, .. } = *op else { return };
-        let to = from.saturating_add(len.into());
-        let more = rkey == self.rkey && from <= self.to && to >= self.from;
-        *self = match more {
-            true => Self { rkey, from: from.min(self.from), to: to.max(self.to) },
-            false => Self { rkey, from, to },
-        };
-    }
-
-    fn has(&self, op: &SendOp, len: u32) -> bool {
-        let SendOp::Write { remote: from, rkey, .. } = *op else { return false };
-        let to = from.checked_add(len.into());
-        rkey == self.rkey && from >= self.from && to.is_some_and(|to| to <= self.to)
     }
 }
 
