@@ -8,7 +8,9 @@ use std::net::SocketAddr;
 use std::process::{ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
-use rocinante::cm::{Connecting, Connection, DatagramListener, Listener, Params, Resolving};
+use rocinante::cm::{
+    CmFailure, Connecting, Connection, DatagramListener, Listener, Params, Resolving,
+};
 use rocinante::device::Backend;
 use rocinante::verbs::SendOp;
 use rocinante::{Access, ConnectOptions, Cq, Mr, PreparedQp, RecvWr, VerbsError, WcStatus};
@@ -320,7 +322,12 @@ impl Scene<'_> {
         match role.step {
             Step::AskedInVain => {
                 peer.dies();
-                request.reject(b"").unwrap();
+                // The request may have been taken back for the dead process already.
+                let rejected = request.reject(b"");
+                assert!(
+                    matches!(rejected, Ok(()) | Err(VerbsError::Cm(CmFailure::Ended))),
+                    "{rejected:?}"
+                );
             }
             Step::Asked => {
                 peer.dies();
