@@ -28,7 +28,7 @@ const BACKLOG: i32 = 256;
 const REST: Duration = Duration::from_millis(100);
 /// How long to leave a path alone at which no socket can be made.
 const PATH_REST: Duration = Duration::from_secs(1);
-/// What may happen in a directory to the name of a socket, and to the directory.
+/// Changes in a directory that may take a socket's name away, and those of the directory itself.
 const CHANGES: inotify::WatchFlags = inotify::WatchFlags::MOVE
     .union(inotify::WatchFlags::DELETE)
     .union(inotify::WatchFlags::DELETE_SELF)

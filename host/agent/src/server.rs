@@ -37,6 +37,8 @@ use crate::{holders, rights, steps};
 
 /// Searches for the holders of ports at a time, each on a thread of the same.
 const SEARCHES_MAX: usize = 2;
+/// The longest that a request waits for its turn, whatever it says.
+const PATIENCE_MAX: Duration = Duration::from_secs(60);
 /// How long a thread without work stays.
 const WORKER_IDLE: Duration = Duration::from_millis(500);
 /// How long the kernel's announcements are collected after some were acted on.
@@ -253,7 +255,9 @@ async fn worked(
         None => return busy("your container asks too often"),
     }
     // One that does not say how long it waits hangs up.
-    let patience = request.wait_ms.map_or(Duration::MAX, |ms| Duration::from_millis(ms.into()));
+    let patience = request
+        .wait_ms
+        .map_or(Duration::MAX, |ms| Duration::from_millis(ms.into()).min(PATIENCE_MAX));
     let _turn = tokio::select! {
         turn = tokio::time::timeout(patience, permit.turn(counted)) => match turn {
             Ok(turn) => turn?,
@@ -305,7 +309,7 @@ async fn outlive(agent: Arc<Agent>, port: PortId) {
             }
             holder
         };
-        // A container's processes may have so many descriptors that a search takes long.
+        // A search takes long where a container's processes have thousands of descriptors.
         let turn = agent.searches.turn(port.host_end, std::future::ready(())).await;
         let Ok(Some(holder)) = tokio::task::spawn_blocking(look).await else { return };
         drop(turn);

@@ -255,7 +255,7 @@ impl Net {
         self.run(1);
     }
 
-    /// As [`new`](Self::new), with a request that B, who listens, has received.
+    /// As [`new`](Self::new), with a request that B has received, which listens.
     pub(crate) fn asking() -> (Self, ConnId, ConnId) {
         let mut net = Self::new();
         net.listen(1);
