@@ -131,10 +131,12 @@ impl OpenOptions {
     /// By default it may.
     ///
     /// The device splits a WRITE if the port sends super-packets (`udp` and `packet`), if other
-    /// requests to the same peer are not acknowledged yet, and if that saves a tenth of the
-    /// super-packets. Whether it saves a tenth depends on the length; it never does for a WRITE
-    /// that fills more than about seventeen super-packets (1 MiB at a path MTU of 4096). A WRITE
-    /// with immediate is never split. Splitting raises throughput up to four times.
+    /// requests to the same peer are not acknowledged yet or the peer has admitted a WRITE to the
+    /// same range before, and if that saves a tenth of the super-packets. Whether it saves a tenth
+    /// depends on the length; it never does for a WRITE that fills more than about seventeen
+    /// super-packets (1 MiB at a path MTU of 4096). A WRITE with immediate is never split.
+    /// Splitting raises throughput up to four times, and makes a WRITE of 8 to 64 KiB a tenth
+    /// faster.
     ///
     /// The peer sees consecutive WRITEs of at most a path MTU: the same bytes in the same order.
     /// The program sees one completion. If the peer refuses a part of the range, the bytes before

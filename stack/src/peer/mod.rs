@@ -12,6 +12,7 @@
 //! is available, the next one when that turn is over.
 
 mod account;
+mod admitted;
 mod confidence;
 mod expected;
 mod kind;
@@ -22,6 +23,7 @@ use core::net::IpAddr;
 use std::collections::VecDeque;
 
 pub(crate) use self::account::CreditAccount;
+use self::admitted::Admitted;
 use self::expected::Epochs;
 pub(crate) use self::expected::Expected;
 pub use self::kind::PeerKind;
@@ -32,6 +34,7 @@ use crate::budget::{Budget, Cost};
 use crate::pacing::{Pace, Pacing};
 use crate::tuning::long_runs::ENOUGH;
 use crate::types::{Qpn, QueueKind, Time};
+use crate::verbs::SendOp;
 
 /// The receive queues of all peers, and our own.
 #[derive(Debug)]
@@ -70,6 +73,7 @@ struct Peer {
     seen: u32,
     receiver: CreditAccount,
     pace: Pace,
+    admitted: Admitted,
 }
 
 /// Index of a receive queue: [`PeerId::OWN`] or a peer's.
@@ -179,7 +183,8 @@ impl Peers {
         let at = self.peers.iter().position(known).unwrap_or_else(|| {
             let receiver = CreditAccount::new(limit, kind.queue(), self.stable_packets);
             let pace = Pace::new(self.pacing, limit);
-            let fresh = Peer { key, local, users: 0, seen: 0, receiver, pace };
+            let admitted = Admitted::default();
+            let fresh = Peer { key, local, users: 0, seen: 0, receiver, pace, admitted };
             match self.peers.iter().position(|peer| peer.users == 0) {
                 Some(free) => {
                     self.peers[free] = fresh;
@@ -211,6 +216,18 @@ impl Peers {
     pub(crate) fn is_used(&self, id: PeerId) -> bool {
         let peer = self.peers.get(id.0 as usize);
         peer.is_some_and(|peer| peer.receiver.in_flight.datagrams > 0)
+    }
+
+    /// Whether this peer has admitted a WRITE of several packets to all of that range before.
+    pub(crate) fn admits(&self, id: PeerId, op: &SendOp, len: u32) -> bool {
+        self.peers.get(id.0 as usize).is_some_and(|peer| peer.admitted.has(op, len))
+    }
+
+    /// This peer executed a request of several packets.
+    pub(crate) fn executed(&mut self, id: PeerId, op: &SendOp, len: u32) {
+        if let Some(peer) = self.peers.get_mut(id.0 as usize) {
+            peer.admitted.executed(op, len);
+        }
     }
 
     /// Users of the receive queues of peers, packets charged to those, and queue pairs that wait

@@ -171,6 +171,12 @@ impl Qp {
             return;
         }
         self.requester.advance(now, to, &self.core.sq, &self.params, &mut shared.peers);
+        if !self.core.sq.is_empty() {
+            let oldest = self.core.sq.get(self.core.sq.head);
+            if oldest.last() > oldest.first && oldest.last() < to {
+                shared.peers.executed(self.params.peer, &oldest.op, oldest.len);
+            }
+        }
         self.retire(to, host);
         self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
         self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);

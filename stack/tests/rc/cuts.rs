@@ -89,8 +89,9 @@ fn only_writes_are_cut_and_only_where_it_saves_something() {
         ]
     );
     solo.receive_ack(8);
-    // Nothing is in flight any more.
-    post(&mut solo, 5, WRITE, 512);
+    // Nothing is in flight any more, and nothing is known of that range.
+    let elsewhere = SendOp::Write { remote: REMOTE + 4096, rkey: Key(0x99), imm: None };
+    post(&mut solo, 5, elsewhere, 512);
     post(&mut solo, 6, WRITE, 512);
     let sent = solo.sent();
     assert_eq!(sent[..2], ["WRITE_FIRST #9 256B", "WRITE_LAST #10 256B ack"]);
@@ -99,6 +100,33 @@ fn only_writes_are_cut_and_only_where_it_saves_something() {
     let mut whole = Solo::script();
     (1..=2).for_each(|wr_id| post(&mut whole, wr_id, WRITE, 512));
     assert!(whole.sent().iter().all(|packet| !packet.contains("ONLY")), "it was not wanted");
+}
+
+/// Alone it is cut within a range that the peer has admitted, because of one that is refused no
+/// byte may be written.
+#[test]
+fn what_is_alone_is_cut_where_the_peer_has_written_before() {
+    let mut solo = solo();
+    let mut leaves = |wr_id, remote, rkey, len, acked| {
+        post(&mut solo, wr_id, SendOp::Write { remote, rkey, imm: None }, len);
+        let sent = solo.sent();
+        solo.receive_ack(acked);
+        sent.iter().all(|packet| packet.contains("ONLY"))
+    };
+    let key = Key(0x99);
+    assert!(leaves(2, REMOTE, key, 512, 4), "it is not alone");
+    // What is known: 600 bytes from there on.
+    assert!(leaves(3, REMOTE + 88, key, 512, 6));
+    assert!(!leaves(4, REMOTE + 89, key, 512, 8), "a byte more");
+    assert!(leaves(5, REMOTE + 89, key, 512, 10), "which was admitted");
+    assert!(!leaves(6, REMOTE, Key(0x98), 512, 12), "another key");
+    assert!(leaves(7, REMOTE, Key(0x98), 512, 14), "which is known beside");
+    assert!(leaves(8, REMOTE, key, 512, 16));
+    assert!(!leaves(9, REMOTE, Key(0x9d), 512, 18), "a key for which it is forgotten");
+    assert!(!leaves(10, REMOTE, key, 512, 20));
+    assert!(!leaves(11, REMOTE - 1, key, 513, 23), "a byte before");
+    assert!(leaves(12, REMOTE - 1, key, 513, 26));
+    assert!(!leaves(13, u64::MAX - 100, key, 512, 28), "it wraps around");
 }
 
 #[test]

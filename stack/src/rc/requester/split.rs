@@ -19,7 +19,8 @@
 //!
 //! The decision is made when the request is posted, and kept in it, so that retransmissions are the
 //! same packets. A WRITE that is posted while nothing is in flight to that peer, from any queue
-//! pair, gains nothing: it is sent as one message.
+//! pair, is split only within a range that the peer has admitted before
+//! ([`Peers::admits`](crate::peer::Peers::admits)): then none of it is refused.
 
 use crate::peer::Peers;
 use crate::rc::Qp;
@@ -39,12 +40,14 @@ impl Qp {
                 request_packets(self.params.mtu, peers, &self.requester.control.read_window)
             }
             SendOp::Write { imm: None, .. } => {
-                let has_others = !self.core.sq.is_empty() || peers.is_used(self.params.peer);
+                let may = || {
+                    !self.core.sq.is_empty()
+                        || peers.is_used(self.params.peer)
+                        || peers.admits(self.params.peer, op, len)
+                };
                 let mtu = self.params.mtu;
                 let run = peers.runs().packets_of(mtu.bytes() + HEADERS);
-                u16::from(
-                    ENABLED && self.params.splits_writes && has_others && saves(len, mtu, run),
-                )
+                u16::from(ENABLED && self.params.splits_writes && may() && saves(len, mtu, run))
             }
             _ => 0,
         }
