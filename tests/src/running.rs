@@ -159,8 +159,19 @@ impl Running {
     /// # Panics
     /// If it does not end within [`PATIENCE`].
     #[must_use]
-    pub fn finish(mut self) -> Done {
-        let status = self.child.wait(PATIENCE).unwrap().code().unwrap_or(-1);
+    #[track_caller]
+    pub fn finish(self) -> Done {
+        self.finish_within(PATIENCE)
+    }
+
+    /// Waits for the command to end.
+    ///
+    /// # Panics
+    /// If it does not end in this time.
+    #[must_use]
+    #[track_caller]
+    pub fn finish_within(mut self, limit: Duration) -> Done {
+        let status = self.child.wait(limit).unwrap().code().unwrap_or(-1);
         let out = self.stdout.join().unwrap();
         for line in self.lines {
             self.heard.push_str(&line);
