@@ -23,7 +23,8 @@ const PROGRAMS: [(&str, &str); 2] =
     [("rocinante-cli", "rocinante"), ("rocinante-agent", "rocinante-agent")];
 /// The directory of the files that start the agent.
 const AGENT: &str = "host/agent/dist";
-const AGENT_FILES: [&str; 3] = ["Containerfile", "agent.toml", "rocinante-agent.service"];
+const AGENT_FILES: [&str; 4] =
+    ["Containerfile", "agent.toml", "cdi.json", "rocinante-agent.service"];
 /// The libraries that `rocinante run` preloads: as cargo builds them, and as they are called beside
 /// the command.
 const LIBRARIES: [(&str, &str); 2] = [

@@ -76,6 +76,7 @@ cargo xtask COMMAND
                        programs for another processor by its emulator, such as aarch64: with each other, and with those for this one
   dropin --kills [--json] [BACKEND]
                        20 rounds of 32 pairs of ibv_rc_pingpong on one pair of addresses, a third of them killed, on udp or BACKEND
+  containers           containers of podman, Docker and containerd by the files of examples/containers (as root)
   soak [--hogs N] [SECONDS [BACKEND]]
                        every operation compared byte for byte while packets are lost, the network changes and peers are killed: for ten
                        minutes, or so long, on each backend, or on udp, packet or afxdp (as root, with network namespaces);
@@ -114,6 +115,7 @@ fn main() -> ExitCode {
         Some((&"orderings", rest)) => orderings::run(rest),
         Some((&"interop", rest)) => interop::run(rest, &from),
         Some((&"dropin", rest)) => dropin::run(rest),
+        Some((&"containers", [])) => containers(),
         Some((&"soak", rest)) => soak::run(rest),
         Some((&"miri", [])) => memory::miri(),
         Some((&"sanitize", [which])) => memory::sanitize(which),
@@ -137,6 +139,19 @@ fn main() -> ExitCode {
             eprintln!("xtask: {error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// `cargo xtask containers`: the engines that the machine lacks are installed before.
+fn containers() -> Result<(), String> {
+    setup::packages(&[setup::TESTS, setup::CONTAINERS].concat());
+    let mut test = cargo("test -p rocinante-tests --test cli -- engines:: --nocapture");
+    let shown = command::show(test.args(["--test-threads", "1"]))?;
+    let skips = skips::found(shown.stdout.iter().chain(&shown.stderr).map(String::as_str));
+    match skips.first() {
+        Some(skip) => Err(format!("not all was run: {skip}")),
+        None if shown.ok => Ok(()),
+        None => Err("a container failed: see above".into()),
     }
 }
 

@@ -16,7 +16,7 @@ pub(crate) const TESTS: &[&str] = &[
     // Programs for libibverbs, and rdma-core's test-suite for it.
     "ibverbs-utils", "perftest", "rdma-core", "python3-pyverbs", "rdmacm-utils", "librdmacm-dev",
     // Containers.
-    "podman",
+    "podman", "containernetworking-plugins",
     // Programs for UCX and MPI.
     "ucx-utils", "openmpi-bin", "libopenmpi-dev",
     // Counts instructions.
@@ -26,6 +26,10 @@ pub(crate) const TESTS: &[&str] = &[
     // The guest of the interoperability tests, and the programs that unpack its kernel.
     "qemu-system-x86", "xz-utils", "zstd",
 ];
+
+/// The engines that `cargo xtask containers` uses beside those of the tests.
+pub(crate) const CONTAINERS: &[&str] =
+    &["docker.io", "containerd", "containernetworking-plugins", "runc"];
 
 /// The packages that `cargo xtask dropin` uses: unmodified programs, and the tools that build those
 /// that come as source.

@@ -51,14 +51,14 @@ fn copy(from: &Path, to: &Path) {
 }
 
 /// A root file system and all that podman keeps, in a directory that is removed at the end.
-struct Image {
-    folder: PathBuf,
+pub(super) struct Image {
+    pub(super) folder: PathBuf,
     name: String,
 }
 
 impl Image {
     /// The contents of the workflow's image, made from this machine's programs.
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let name = unique();
         let image = Self { folder: std::env::temp_dir().join(&name), name };
         let root = image.root();
@@ -85,7 +85,7 @@ impl Image {
         image
     }
 
-    fn root(&self) -> PathBuf {
+    pub(super) fn root(&self) -> PathBuf {
         self.folder.join("root")
     }
 
@@ -102,31 +102,48 @@ impl Image {
         }
     }
 
-    /// podman, which keeps its state in the folder. Where the machine has both versions of cgroups
-    /// (`hybrid`) it sees the first: crun 1.8 refuses the second if that has a controller.
+    /// podman, which keeps its state in the folder.
     fn podman(&self) -> Command {
-        let mut podman = Command::new("unshare");
-        podman.args(["--mount", "--propagation", "private", "sh", "-c"]);
-        podman.args(["umount /sys/fs/cgroup/unified 2>/dev/null; exec \"$@\"", "sh", "podman"]);
-        for (option, place) in [("--root", "store"), ("--runroot", "run"), ("--tmpdir", "state")] {
-            podman.arg(option).arg(self.folder.join(place));
-        }
-        podman.args(["--storage-driver", "vfs"]).stdin(Stdio::null());
+        let mut podman = apart(&[], "exec \"$@\"");
+        podman.args(["sh", "podman"]).args(self.kept());
         podman
+    }
+
+    /// podman's options that have it keep its state in the folder.
+    pub(super) fn kept(&self) -> Vec<String> {
+        let mut options = vec!["--storage-driver".to_owned(), "vfs".to_owned()];
+        for (option, place) in [("--root", "store"), ("--runroot", "run"), ("--tmpdir", "state")] {
+            options.extend([option.to_owned(), self.folder.join(place).display().to_string()]);
+        }
+        options
     }
 
     /// Runs words as PID 1, with these options of `docker run`.
     fn run(&self, options: &[&str], words: &[&str]) -> Done {
         let mut podman = self.podman();
         podman.args(["run", "--name", &self.name, "--timeout", LIFETIME]).args(options);
-        // podman's defaults may be more than this process may give.
-        let processes = getrlimit(Resource::Nproc).maximum.map_or(4096, |most| most.min(4096));
-        for (limit, most) in [("nofile", 1024), ("nproc", processes)] {
-            podman.arg("--ulimit").arg(format!("{limit}={most}:{most}"));
-        }
+        podman.args(ulimits());
         podman.arg("--rootfs").arg(self.root()).args(words);
         Running::start(&mut podman).finish()
     }
+}
+
+/// A shell with these lines in a mount namespace of its own, and in `more` of unshare(1); the words
+/// are to follow. Where the machine has both versions of cgroups (`hybrid`) it sees the first: crun
+/// 1.8 refuses the second if that has a controller.
+pub(super) fn apart(more: &[&str], lines: &str) -> Command {
+    let mut shell = Command::new("unshare");
+    shell.args(["--mount", "--propagation", "private"]).args(more).args(["sh", "-c"]);
+    shell.arg(format!("umount /sys/fs/cgroup/unified 2>/dev/null; {lines}"));
+    shell.stdin(Stdio::null());
+    shell
+}
+
+/// podman's defaults may be more than this process may give.
+pub(super) fn ulimits() -> Vec<String> {
+    let processes = getrlimit(Resource::Nproc).maximum.map_or(4096, |most| most.min(4096));
+    let limits = [("nofile", 1024), ("nproc", processes)];
+    limits.map(|(limit, most)| format!("--ulimit={limit}={most}:{most}")).into()
 }
 
 impl Drop for Image {
@@ -143,7 +160,7 @@ impl Drop for Image {
 }
 
 /// Where a program is.
-fn found(program: &str) -> PathBuf {
+pub(super) fn found(program: &str) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap();
     let mut places = std::env::split_paths(&path).map(|directory| directory.join(program));
     places.find(|place| place.is_file()).unwrap_or_else(|| panic!("no {program}"))
