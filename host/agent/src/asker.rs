@@ -121,6 +121,11 @@ impl Asker {
         Ok(Self { pidfd, pid, user, namespace, is_administered_by_itself })
     }
 
+    /// The process id, for people.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid.as_raw_pid()
+    }
+
     /// The process. The network namespace is held no more.
     pub(crate) fn into_pidfd(self) -> OwnedFd {
         self.pidfd

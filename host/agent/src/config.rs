@@ -8,6 +8,7 @@ use rocinante_netdev::handed::DEFAULT_PATH;
 use serde::Deserialize;
 
 use crate::error::AgentError;
+use crate::log::LogLevel;
 
 /// The configuration, a file of TOML: `host/agent/dist/agent.toml` has each option and its default.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -34,6 +35,8 @@ pub struct Config {
     pub requests_per_second: u32,
     /// Containers whose network is administered by themselves.
     pub self_administered: SelfAdministered,
+    /// The lines of the log.
+    pub log: LogLevel,
 }
 
 /// The rule for a container whose processes may change its addresses: they have `CAP_NET_ADMIN`
@@ -62,6 +65,7 @@ impl Default for Config {
             ring_frames_max: 256,
             requests_per_second: 100,
             self_administered: SelfAdministered::Fixed,
+            log: LogLevel::Info,
         }
     }
 }
@@ -120,8 +124,13 @@ mod tests {
         let shipped = include_str!("../dist/agent.toml");
         assert_eq!(toml::from_str::<Config>(shipped).expect("it is read"), Config::default());
         let options = ["socket", "state", "guardian", "ports_max", "ring_mib_max"];
-        let more =
-            ["ring_mib_total", "ring_frames_max", "requests_per_second", "self_administered"];
+        let more = [
+            "ring_mib_total",
+            "ring_frames_max",
+            "requests_per_second",
+            "self_administered",
+            "log",
+        ];
         for option in options.iter().chain(&more) {
             assert!(shipped.contains(&format!("\n{option} = ")), "{option}");
         }
@@ -133,6 +142,7 @@ mod tests {
         for (text, named) in [
             ("prots_max = 3", "prots_max"),
             ("self_administered = \"perhaps\"", "perhaps"),
+            ("log = \"loud\"", "loud"),
             ("requests_per_second = 0", "requests_per_second"),
             ("ring_frames_max = 0", "ring_frames_max"),
             ("ports_max = -1", "ports_max"),

@@ -10,13 +10,18 @@ mod recover;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use rocinante_netdev::handed::{Code, Refused};
+use tracing::Level;
 
 use crate::asker::Namespace;
 use crate::config::{Config, SelfAdministered};
 use crate::host::{Attached, Heard, HostLink, Namespaces, NsId, SourceFilter, Sources};
+use crate::journal::{Drops, Journal, Seldom};
+use crate::limits::Share;
 use crate::links::{WayOut, ends, failed, is_gone, peer_elsewhere, sources_of, way_out};
+use crate::log::{Listed, short};
 use crate::state::{Fixed, Known, KnownPort, StateFile};
 use crate::steps;
 
@@ -55,6 +60,8 @@ struct FoundEnd {
     peer: (NsId, u32),
     namespace: u64,
     fixed: Option<Sources>,
+    /// The name of the container's interface, by the container.
+    interface: String,
 }
 
 /// The host's end of a container.
@@ -76,6 +83,7 @@ pub(crate) struct Containers {
     inner: Mutex<Inner>,
     /// By the index of the host's end.
     turns: Mutex<HashMap<u32, Weak<Mutex<()>>>>,
+    unwritten: Mutex<Seldom>,
 }
 
 #[derive(Debug)]
@@ -86,6 +94,7 @@ struct Inner {
     /// The resources of ports that are being made, by the index of the host's end.
     reserved: BTreeMap<u32, Taken>,
     next_port: u64,
+    journal: Arc<Journal>,
 }
 
 #[derive(Debug)]
@@ -96,23 +105,33 @@ struct Container {
     namespace: u64,
     /// The source addresses that may leave, if they do not follow the namespace's addresses.
     fixed: Option<Sources>,
+    /// The source addresses that may leave now.
+    sources: Sources,
+    /// Frames that were dropped, as far as the log has them.
+    dropped: Drops,
     ports: BTreeMap<u64, Port>,
 }
 
 impl Containers {
-    pub(crate) fn new(config: &Config, state: StateFile) -> io::Result<Self> {
+    pub(crate) fn new(
+        config: &Config,
+        state: StateFile,
+        journal: &Arc<Journal>,
+    ) -> io::Result<Self> {
         let namespaces = Namespaces::open()?;
         let inner = Inner {
             namespaces,
             containers: BTreeMap::new(),
             reserved: BTreeMap::new(),
             next_port: 0,
+            journal: Arc::clone(journal),
         };
         Ok(Self {
             config: config.clone(),
             state,
             inner: Mutex::new(inner),
             turns: Mutex::default(),
+            unwritten: Mutex::default(),
         })
     }
 
@@ -169,15 +188,22 @@ impl Containers {
     }
 
     fn guard(&self, found: FoundEnd) -> Result<HostEnd, Refused> {
-        let FoundEnd { end, peer, namespace, fixed } = found;
+        let FoundEnd { end, peer, namespace, fixed, interface } = found;
         let turn = self.turn_of(end.index);
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         let (_, how) = SourceFilter::attach(end.index, &end.sources).map_err(|e| no_filter(&e))?;
         steps::reached("filter attached");
         tell_mended(how, &end.name);
         let mut inner = self.lock();
-        let ports = inner.containers.remove(&end.index).map(|old| old.ports).unwrap_or_default();
-        let container = Container { name: end.name.clone(), peer, namespace, fixed, ports };
+        let old = inner.containers.remove(&end.index);
+        let is_new = old.as_ref().is_none_or(|old| old.namespace != namespace);
+        let (ports, dropped) = old.map(|old| (old.ports, old.dropped)).unwrap_or_default();
+        let (name, sources) = (end.name.clone(), end.sources.clone());
+        let container = Container { name, peer, namespace, fixed, sources, dropped, ports };
+        inner.journal.names(Share::Container(namespace), &end.name);
+        if is_new {
+            tell_attached(&inner.journal, &container, &interface);
+        }
         inner.containers.insert(end.index, container);
         // A change since the addresses were read was announced before the container was in the
         // table.
@@ -216,6 +242,11 @@ impl Containers {
         }
         self.guard_late(&mut inner, heard);
         let lost: Vec<_> = lost.iter().filter_map(|index| inner.containers.remove(index)).collect();
+        for Container { name, namespace, ports, .. } in &lost {
+            if inner.journal.permits(Share::Container(*namespace), Level::INFO, Instant::now()) {
+                tracing::info!(container = name, namespace, ports = ports.len(), "ended");
+            }
+        }
         if !lost.is_empty() {
             self.write(&inner);
         }
@@ -238,24 +269,53 @@ impl Containers {
                 WayOut::None => {}
                 WayOut::HostEnd(host) => {
                     let found = inner.found(id, namespace, follows, (&link, host));
-                    let Ok(FoundEnd { end, peer, fixed, .. }) = found else { continue };
+                    let Ok(FoundEnd { end, peer, fixed, interface, .. }) = found else { continue };
                     if let Err(e) = SourceFilter::attach(end.index, &end.sources) {
-                        eprintln!("rocinante-agent: {} cannot be guarded: {e}", end.name);
+                        inner.journal.failed(namespace, &end.name, "cannot be guarded", &e);
                         continue;
                     }
-                    let name = end.name;
-                    let ports = BTreeMap::new();
-                    let container = Container { name, peer, namespace, fixed, ports };
+                    let (name, sources) = (end.name, end.sources);
+                    let (dropped, ports) = Default::default();
+                    let container =
+                        Container { name, peer, namespace, fixed, sources, dropped, ports };
+                    tell_attached(&inner.journal, &container, &interface);
                     inner.containers.insert(end.index, container);
                     self.write(inner);
                 }
-                WayOut::Unguarded => eprintln!(
-                    "rocinante-agent: {} came to a container with ports, and forged frames that \
-                     leave by it cannot be kept back",
-                    link.name
-                ),
+                WayOut::Unguarded => {
+                    let share = Share::Container(namespace);
+                    if inner.journal.permits(share, Level::ERROR, Instant::now()) {
+                        let (container, interface) = (inner.journal.name(share), short(&link.name));
+                        tracing::error!(
+                            container,
+                            interface,
+                            "an interface came to a container with ports, and forged frames that \
+                             leave by it cannot be kept back"
+                        );
+                    }
+                }
             }
         }
+    }
+
+    /// Counts the forged frames that were dropped since the last call. Returns the network
+    /// namespaces of all containers.
+    pub(crate) fn count_forged(&self) -> BTreeSet<u64> {
+        let inner = self.lock();
+        let ends: Vec<(u32, u64)> =
+            inner.containers.iter().map(|(end, container)| (*end, container.namespace)).collect();
+        // Nothing waits for these questions to the kernel.
+        drop(inner);
+        for (end, _) in &ends {
+            let Ok(Some(filter)) = SourceFilter::find(*end) else { continue };
+            let Ok(now) = filter.all_dropped() else { continue };
+            let mut inner = self.lock();
+            let Some(container) = inner.containers.get_mut(end) else { continue };
+            let before = std::mem::replace(&mut container.dropped, now);
+            let share = Share::Container(container.namespace);
+            inner.journal.forged(share, &more_than(&before, &now));
+        }
+        ends.into_iter().map(|(_, namespace)| namespace).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -272,7 +332,10 @@ impl Containers {
         };
         if let Err(error) = self.state.write(inner.containers.iter().map(known).collect()) {
             // The rules in force stay; only a restarted agent would miss them.
-            eprintln!("rocinante-agent: the state cannot be written: {error}");
+            let mut unwritten = self.unwritten.lock().unwrap_or_else(PoisonError::into_inner);
+            if unwritten.permits(Instant::now()) {
+                tracing::error!("the state cannot be written: {error}");
+            }
         }
         steps::reached("state written");
     }
@@ -300,7 +363,7 @@ impl Inner {
         };
         let sources = fixed.clone().unwrap_or(now);
         let end = HostEnd { index: host.index, name: host.name, sources };
-        Ok(FoundEnd { end, peer, namespace, fixed })
+        Ok(FoundEnd { end, peer, namespace, fixed, interface: own.name.clone() })
     }
 
     /// Lets out the addresses that the container has now, or fewer. Returns whether it is still
@@ -311,7 +374,8 @@ impl Inner {
             Ok(host) => host,
             Err(e) if is_gone(&e) => return false,
             Err(e) => {
-                eprintln!("rocinante-agent: {} cannot be read: {e}", container.name);
+                let of = container.namespace;
+                self.journal.failed(of, &container.name, "cannot be read", &e);
                 return true;
             }
         };
@@ -327,7 +391,8 @@ impl Inner {
                     fixed.clone()
                 }
                 (Err(e), _) => {
-                    eprintln!("rocinante-agent: {} cannot be followed: {e}", container.name);
+                    let of = container.namespace;
+                    self.journal.failed(of, &container.name, "cannot be followed", &e);
                     return true;
                 }
             }
@@ -337,9 +402,18 @@ impl Inner {
             return true;
         };
         match SourceFilter::attach(index, &sources) {
-            Ok((_, how)) => tell_mended(how, &container.name),
+            Ok((_, how)) => {
+                tell_mended(how, &container.name);
+                if sources != container.sources {
+                    tell_followed(&self.journal, container, &sources);
+                    container.sources = sources;
+                }
+            }
             Err(e) if is_gone(&e) => return false,
-            Err(e) => eprintln!("rocinante-agent: {} cannot be guarded: {e}", container.name),
+            Err(e) => {
+                let of = container.namespace;
+                self.journal.failed(of, &container.name, "cannot be guarded", &e);
+            }
         }
         true
     }
@@ -385,6 +459,11 @@ fn narrowed(fixed: &Sources, now: &Sources) -> Sources {
     Sources { mac: fixed.mac, addresses }
 }
 
+/// The difference of counters, which are at zero again in a new program.
+fn more_than(before: &Drops, now: &Drops) -> Drops {
+    std::array::from_fn(|at| now[at].checked_sub(before[at]).unwrap_or(now[at]))
+}
+
 fn no_filter(error: &io::Error) -> Refused {
     let reason = format!("the agent cannot keep forged frames back on the host: {error}");
     Refused::new(Code::Unsupported, reason, "the host needs Linux 6.6")
@@ -392,7 +471,24 @@ fn no_filter(error: &io::Error) -> Refused {
 
 fn tell_mended(how: Attached, name: &str) {
     if how == Attached::Mended {
-        eprintln!("rocinante-agent: the program at {name} was not in order, and is now");
+        tracing::warn!(container = name, "the program there was not in order, and is now");
+    }
+}
+
+fn tell_attached(journal: &Journal, container: &Container, interface: &str) {
+    let Container { name, namespace, sources, .. } = container;
+    if journal.permits(Share::Container(*namespace), Level::INFO, Instant::now()) {
+        let (interface, addresses) = (short(interface), Listed(sources.addresses.iter()));
+        tracing::info!(container = name, namespace, interface, ?addresses, "attached");
+    }
+}
+
+fn tell_followed(journal: &Journal, container: &Container, now: &Sources) {
+    let Container { name, namespace, sources: before, .. } = container;
+    if journal.permits(Share::Container(*namespace), Level::INFO, Instant::now()) {
+        let gained = Listed(now.addresses.difference(&before.addresses));
+        let lost = Listed(before.addresses.difference(&now.addresses));
+        tracing::info!(container = name, ?gained, ?lost, "its addresses changed");
     }
 }
 

@@ -20,10 +20,12 @@ use rocinante_netdev::handed::guard::{
 use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::sync::Semaphore;
+use tracing::Level;
 
 use crate::asker::{Asker, Namespace, Own};
 use crate::closers::{Closers, Foreign};
 use crate::ends::Ends;
+use crate::journal::Journal;
 use crate::limits::{Limits, Permit, Share};
 use crate::ready::readable;
 use crate::rights;
@@ -53,6 +55,7 @@ pub(crate) struct Guards {
     descriptors_max: usize,
     turns: Semaphore,
     closers: Arc<Closers>,
+    journal: Arc<Journal>,
     inner: Mutex<Inner>,
 }
 
@@ -108,7 +111,12 @@ struct Room {
 
 impl Guards {
     /// Starts `program` as the guardian; `per_second` programs of a share are listened to.
-    pub(crate) fn new(program: PathBuf, per_second: u32, closers: &Arc<Closers>) -> Self {
+    pub(crate) fn new(
+        program: PathBuf,
+        per_second: u32,
+        closers: &Arc<Closers>,
+        journal: &Arc<Journal>,
+    ) -> Self {
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         Self {
             program,
@@ -116,6 +124,7 @@ impl Guards {
             descriptors_max: usize::try_from(files / 2).unwrap_or(usize::MAX),
             turns: Semaphore::new(ALL_AT_ONCE_MAX),
             closers: Arc::clone(closers),
+            journal: Arc::clone(journal),
             inner: Mutex::default(),
         }
     }
@@ -201,8 +210,11 @@ impl Guards {
             if wards.is_empty() {
                 return;
             }
-            if let Err(error) = self.settle(wards).await {
-                eprintln!("rocinante-agent: cannot end the connections of the dead: {error}");
+            if let Err(error) = self.settle(wards).await
+                && self.journal.permits(share, Level::ERROR, Instant::now())
+            {
+                let container = self.journal.name(share);
+                tracing::error!(container, "cannot end the connections of the dead: {error}");
             }
             drop(turn);
         }

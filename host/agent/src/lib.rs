@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod asker;
+mod caller;
 mod closers;
 mod config;
 mod containers;
@@ -19,9 +20,11 @@ mod guard;
 mod holders;
 #[doc(hidden)]
 pub mod host;
+mod journal;
 mod limits;
 mod links;
 mod listener;
+mod log;
 mod ready;
 mod rights;
 mod server;
@@ -30,5 +33,6 @@ mod steps;
 
 pub use config::{Config, SelfAdministered};
 pub use error::AgentError;
+pub use log::LogLevel;
 pub use server::run;
 pub use steps::STEPS;

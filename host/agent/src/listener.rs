@@ -7,7 +7,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::inotify;
 use rustix::io::Errno;
@@ -19,6 +19,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::closers::{Closers, Foreign};
+use crate::journal::Seldom;
 use crate::limits::Share;
 use crate::ready::readable;
 
@@ -146,6 +147,7 @@ pub(crate) async fn accept_all<S>(
 ) where
     S: Future<Output = ()> + Send + 'static,
 {
+    let mut vanished = Seldom::default();
     loop {
         let Listener { socket, place, prepare } = listener;
         // Connections that were not accepted are closed with it.
@@ -153,11 +155,11 @@ pub(crate) async fn accept_all<S>(
         match &listening {
             Ok(listening) => tokio::select! {
                 () = accept_here(listening, closers, &serve) => {}
-                () = place.vanishes() => {
-                    eprintln!("rocinante-agent: {}: the socket vanished", place.path.display());
+                () = place.vanishes() => if vanished.permits(Instant::now()) {
+                    tracing::warn!(path = %place.path.display(), "the socket vanished");
                 }
             },
-            Err(error) => eprintln!("rocinante-agent: cannot wait for connections: {error}"),
+            Err(error) => tracing::error!("cannot wait for connections: {error}"),
         }
         let mut last = String::new();
         listener = loop {
@@ -166,7 +168,7 @@ pub(crate) async fn accept_all<S>(
                 Err(error) if error.to_string() == last => {}
                 Err(error) => {
                     last = error.to_string();
-                    eprintln!("rocinante-agent: {}: {error}", place.path.display());
+                    tracing::error!(path = %place.path.display(), "no socket: {error}");
                 }
             }
             tokio::time::sleep(PATH_REST).await;
@@ -181,13 +183,16 @@ async fn accept_here<S>(
 ) where
     S: Future<Output = ()> + Send + 'static,
 {
+    let mut failed = Seldom::default();
     loop {
         match accepted(listener).await {
             Ok(connection) => {
                 tokio::spawn(serve(Foreign::new(connection, Share::Stranger, closers)));
             }
             Err(error) => {
-                eprintln!("rocinante-agent: cannot accept connections: {error}");
+                if failed.permits(Instant::now()) {
+                    tracing::error!("cannot accept connections: {error}");
+                }
                 tokio::time::sleep(REST).await;
             }
         }

@@ -31,8 +31,11 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
-        Command::Run { config: None } => run(&Config::default()),
-        Command::Run { config: Some(path) } => Config::read(&path).and_then(|it| run(&it)),
+        // It logs its own errors.
+        Command::Run { config } => {
+            let ran = run(config.as_deref());
+            return if ran.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        }
         Command::Check { file } => Config::read(&file).map(drop),
     };
     match done {

@@ -21,6 +21,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::asker::{Asker, Namespace, Own};
+use crate::caller::Caller;
 use crate::closers::{Closers, Foreign, INTERRUPT};
 use crate::config::Config;
 use crate::containers::{Containers, HeardOf, Hints, PortId};
@@ -29,11 +30,12 @@ use crate::error::AgentError;
 use crate::guard::Guards;
 use crate::holders::Holder;
 use crate::host::Watch;
+use crate::journal::{Journal, MINUTE};
 use crate::limits::{Limits, Share, Turns, WORKED_MAX};
 use crate::listener::{Listener, accept_all};
 use crate::ready::readable;
 use crate::state::StateFile;
-use crate::{holders, rights, steps};
+use crate::{holders, log, rights, steps};
 
 /// Searches for the holders of ports at a time, each on a thread of the same.
 const SEARCHES_MAX: usize = 2;
@@ -56,6 +58,7 @@ struct Agent {
     ends: Ends,
     closers: Arc<Closers>,
     containers: Containers,
+    journal: Arc<Journal>,
     limits: Arc<Limits>,
     /// For the processes that have a port's sockets, by the container's end on the host.
     searches: Turns<u32>,
@@ -68,11 +71,19 @@ struct Listeners {
     guards: Option<(Listener, Arc<Guards>)>,
 }
 
-/// Serves the containers of this network namespace until SIGTERM or SIGINT.
+/// Serves the containers of this network namespace until SIGTERM or SIGINT. `config` is the file
+/// of the configuration; without it that has its defaults. Errors are logged, too.
 ///
 /// # Errors
-/// A right is missing, another agent runs with this state, or the socket cannot be made.
-pub fn run(config: &Config) -> Result<(), AgentError> {
+/// The configuration makes no sense, a right is missing, another agent runs with this state, or the socket cannot be made.
+pub fn run(config: Option<&Path>) -> Result<(), AgentError> {
+    log::start();
+    let config = config.map_or_else(|| Ok(Config::default()), Config::read);
+    config.and_then(|config| start(&config)).inspect_err(|error| tracing::error!("{error}"))
+}
+
+fn start(config: &Config) -> Result<(), AgentError> {
+    log::set_level(config.log);
     rights::check()?;
     // Ports and processes are held by them.
     raise_limit();
@@ -88,14 +99,16 @@ pub fn run(config: &Config) -> Result<(), AgentError> {
         Listener::at(path, prepare).map_err(|e| AgentError::os(path.display(), &e, hint))
     };
     let closers = Arc::<Closers>::default();
+    let journal = Arc::<Journal>::default();
     let guards = match config.guardian() {
         Ok(Some(program)) => {
-            Some(Arc::new(Guards::new(program, config.requests_per_second, &closers)))
+            let per_second = config.requests_per_second;
+            Some(Arc::new(Guards::new(program, per_second, &closers, &journal)))
         }
         Ok(None) => None,
         Err(error) => {
-            let name = config.guardian.display();
-            eprintln!("rocinante-agent: no connections of the dead are ended: {name}: {error}");
+            let guardian = config.guardian.display();
+            tracing::warn!(%guardian, "no connections of the dead are ended: {error}");
             None
         }
     };
@@ -113,20 +126,21 @@ pub fn run(config: &Config) -> Result<(), AgentError> {
     let listeners = Listeners { ports, guards };
     rights::drop_others()?;
     let no_netlink = |e| AgentError::os("cannot open rtnetlink", &e, "it needs Linux 4.20");
-    let containers = Containers::new(config, state).map_err(no_netlink)?;
+    let containers = Containers::new(config, state, &journal).map_err(no_netlink)?;
     let agent = Arc::new(Agent {
         own,
         ends: Ends::new().map_err(no_netlink)?,
         closers,
         containers,
+        journal,
         limits: Arc::new(Limits::new(config.requests_per_second)),
         searches: Turns::new(SEARCHES_MAX),
         has_tcx: rights::kernel_is_recent(),
     });
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        // And one for the kernel's announcements.
-        .max_blocking_threads(WORKED_MAX + SEARCHES_MAX + 1)
+        // And one each for the kernel's announcements and the sums of the log.
+        .max_blocking_threads(WORKED_MAX + SEARCHES_MAX + 2)
         .thread_keep_alive(WORKER_IDLE)
         .build()
         .map_err(|e| AgentError::os("cannot start", &e, ""))?;
@@ -148,7 +162,9 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
         tokio::spawn(outlive(Arc::clone(&agent), port));
     }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), "serves");
     let hear = tokio::spawn(hear(Arc::clone(&agent), watch));
+    let sums = tokio::spawn(sums(Arc::clone(&agent)));
     if let Some((listener, guards)) = guards {
         let agent = Arc::clone(&agent);
         tokio::spawn(async move {
@@ -168,7 +184,19 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
     }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     hear.abort();
+    sums.abort();
+    agent.sum();
+    tracing::info!("ends");
     Ok(())
+}
+
+/// Has the log say in one line what it did not say in many, each minute.
+async fn sums(agent: Arc<Agent>) {
+    loop {
+        tokio::time::sleep(MINUTE).await;
+        let agent = Arc::clone(&agent);
+        let _ = tokio::task::spawn_blocking(move || agent.sum()).await;
+    }
 }
 
 /// Follows the kernel's announcements.
@@ -198,15 +226,15 @@ async fn answered(agent: Arc<Agent>, connection: Foreign<OwnedFd>) {
     steps::reached("identified");
     // Programs that get nothing share the limits of one container.
     let share = asker.as_ref().map_or(Share::Stranger, |it| agent.ends.share_of(it, &agent.own));
+    let caller = Caller::new(&agent.journal, share, asker.as_ref().ok());
     let Ok(connection) = readable(connection.of(share)) else { return };
-    let worked = worked(&agent, &connection, asker, share).await;
+    let worked = worked(&agent, &connection, asker, &caller).await;
     let Some((asker, given, port)) = worked else { return };
-    // One packet into an empty queue: it does not wait.
-    let sent = send_answer(connection.get_ref(), &given.answer, &given.descriptors());
+    let is_answered = caller.answer(&connection, &given);
     steps::reached("answered");
     drop(given);
     let Some(port) = port else { return };
-    if sent.is_ok() {
+    if is_answered {
         let Ok(process) = readable(asker.into_pidfd()) else {
             return outlive(agent, port).await;
         };
@@ -226,14 +254,14 @@ async fn worked(
     agent: &Arc<Agent>,
     connection: &AsyncFd<Foreign<OwnedFd>>,
     asker: Result<Asker, Refused>,
-    share: Share,
+    caller: &Caller,
 ) -> Option<(Asker, Given, Option<PortId>)> {
     let busy = |reason: &str| {
-        refuse(connection, Refused::new(Code::Busy, reason, "try again in a second"));
+        caller.refuse(connection, Refused::new(Code::Busy, reason, "try again in a second"));
         None
     };
     let now = Instant::now();
-    let Some(permit) = agent.limits.enter(share, now) else {
+    let Some(permit) = agent.limits.enter(caller.share, now) else {
         // Not to be waited for. A request that has arrived is read, else its sender gets a reset.
         let _ = receive_request(connection.get_ref());
         return busy("your container asks too much at a time");
@@ -243,14 +271,17 @@ async fn worked(
     let (asker, request) = match (asker, tokio::time::timeout(WAIT_MAX, read).await) {
         (Ok(asker), Ok(Ok(Ok(request)))) => (asker, request),
         (Err(refused), Ok(Ok(_))) | (Ok(_), Ok(Ok(Err(refused)))) => {
-            refuse(connection, refused);
+            caller.refuse(connection, refused);
             return None;
         }
         // It hung up, or says nothing.
         (_, Ok(Err(_)) | Err(_)) => return None,
     };
     match request.wait_ms {
-        Some(_) => refuse(connection, Refused::new(Code::Queued, "others come first", "")),
+        Some(_) => {
+            let queued = Answer::refusal(Refused::new(Code::Queued, "others come first", ""));
+            let _ = send_answer(connection.get_ref(), &queued, &[]);
+        }
         None if counted => {}
         None => return busy("your container asks too often"),
     }
@@ -264,7 +295,10 @@ async fn worked(
             Err(_) => return busy("too many come first"),
         },
         // Nothing is worked for a program that gave up.
-        _ = ended(connection) => return None,
+        _ = ended(connection) => {
+            caller.lost();
+            return None;
+        }
     };
     let worker = Arc::clone(agent);
     let work = tokio::task::spawn_blocking(move || {
@@ -275,15 +309,10 @@ async fn worked(
     match opened {
         Ok((given, port)) => Some((asker, given, port)),
         Err(refused) => {
-            refuse(connection, refused);
+            caller.refuse(connection, refused);
             None
         }
     }
-}
-
-fn refuse(connection: &AsyncFd<Foreign<OwnedFd>>, refused: Refused) {
-    // The program may have gone.
-    let _ = send_answer(connection.get_ref(), &Answer::refusal(refused), &[]);
 }
 
 /// Waits until the other side hangs up or sends something.
@@ -325,6 +354,12 @@ async fn outlive(agent: Arc<Agent>, port: PortId) {
 }
 
 impl Agent {
+    /// Writes the sums of the log.
+    fn sum(&self) {
+        let known = self.containers.count_forged();
+        self.journal.sum(&known, Instant::now());
+    }
+
     /// The answer to a request, and the ports that it hands over.
     fn open(&self, asker: &Asker, request: &Request) -> Result<(Given, Option<PortId>), Refused> {
         if !self.has_tcx {

@@ -205,6 +205,7 @@ impl From<&Port> for KnownPort {
 mod tests {
     use std::net::IpAddr;
     use std::path::PathBuf;
+    use std::sync::Arc;
 
     use crate::host::{NsId, Sources};
     use rocinante_netdev::Shards;
@@ -240,8 +241,8 @@ mod tests {
         fn new(name: &str, config: &Config) -> Self {
             let state = std::env::temp_dir().join(format!("agent-{name}-{}", std::process::id()));
             let file = StateFile::open(&state.join("state.json"), 7).expect("a state");
-            let world =
-                Self { containers: Containers::new(config, file).expect("rtnetlink"), state };
+            let containers = Containers::new(config, file, &Arc::default()).expect("rtnetlink");
+            let world = Self { containers, state };
             [3, 4].into_iter().for_each(|index| world.comes(index));
             world
         }
@@ -252,6 +253,8 @@ mod tests {
                 peer: (NsId(1), index),
                 namespace: index.into(),
                 fixed: None,
+                sources: Sources::default(),
+                dropped: Default::default(),
                 ports: BTreeMap::new(),
             };
             self.containers.lock().containers.insert(index, container);

@@ -10,6 +10,7 @@ use super::{Container, Containers, Inner};
 use crate::asker::Own;
 use crate::holders;
 use crate::host::{SourceFilter, Sources};
+use crate::limits::Share;
 use crate::links::peer_elsewhere;
 use crate::state::{Known, KnownPort};
 
@@ -18,7 +19,7 @@ impl Containers {
     /// still held. Returns those ports.
     pub(crate) fn recover(&self, own: &Own) -> io::Result<Vec<PortId>> {
         let state = self.state.read().unwrap_or_else(|why| {
-            eprintln!("rocinante-agent: the state is not used: {why}");
+            tracing::warn!("the state is not used: {why}");
             Default::default()
         });
         let mut inner = self.lock();
@@ -37,11 +38,18 @@ impl Containers {
                 // None of ours.
                 (None, None) => continue,
             };
+            let namespace = known.map_or(0, |known| known.namespace);
+            inner.journal.names(Share::Container(namespace), &link.name);
+            let filter = filter.as_ref();
+            // Changes since then are announced as followed ones.
+            let before = filter.map(SourceFilter::sources).transpose()?.flatten();
             let container = Container {
                 name: link.name,
                 peer,
-                namespace: known.map_or(0, |known| known.namespace),
+                namespace,
                 fixed,
+                sources: before.unwrap_or_default(),
+                dropped: filter.map(SourceFilter::all_dropped).transpose()?.unwrap_or_default(),
                 ports: BTreeMap::new(),
             };
             inner.containers.insert(link.index, container);
@@ -52,6 +60,10 @@ impl Containers {
             for port in known.into_iter().flat_map(|known| &known.ports) {
                 held.extend(inner.guard_again(link.index, port, own));
             }
+        }
+        if !inner.containers.is_empty() {
+            let containers = inner.containers.len();
+            tracing::info!(containers, ports = held.len(), "took over from an earlier agent");
         }
         self.write(&inner);
         Ok(held)

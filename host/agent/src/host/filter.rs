@@ -2,6 +2,7 @@
 //! changed.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::sync::OnceLock;
@@ -51,6 +52,20 @@ impl Reason {
         Self::NeighbourDiscovery,
         Self::Malformed,
     ];
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::EthernetSource => "ethernet_source",
+            Self::EtherType => "ether_type",
+            Self::Ipv4 => "ipv4",
+            Self::Ipv6 => "ipv6",
+            Self::Arp => "arp",
+            Self::NeighbourDiscovery => "neighbour_discovery",
+            Self::Malformed => "malformed",
+        })
+    }
 }
 
 /// The addresses that a container may send from.
@@ -195,6 +210,18 @@ impl SourceFilter {
     /// The error of bpf(2).
     pub fn dropped(&self, reason: Reason) -> io::Result<u64> {
         self.dropped.count(reason as u32)
+    }
+
+    /// The frames dropped so far for each reason, in the order of [`Reason::ALL`].
+    ///
+    /// # Errors
+    /// The error of bpf(2).
+    pub fn all_dropped(&self) -> io::Result<[u64; Reason::ALL.len()]> {
+        let mut all = [0; Reason::ALL.len()];
+        for (count, reason) in all.iter_mut().zip(Reason::ALL) {
+            *count = self.dropped(reason)?;
+        }
+        Ok(all)
     }
 
     /// The program's id.

@@ -87,11 +87,26 @@ impl Host {
         let ready = ready.expect("a socket");
         ready.set_read_timeout(Some(crate::asker::SOON)).expect("set");
         command.env("NOTIFY_SOCKET", self.dir.join("notify"));
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.dir.join("log"));
+        command.stderr(log.expect("a file"));
         self.agent = Some(self.lab.host().spawn(&mut command).expect("an agent"));
         let mut said = [0; 64];
         let length = ready.recv(&mut said).expect("the agent is ready");
         assert_eq!(&said[..length], b"READY=1\n");
         fs::remove_file(self.dir.join("notify")).expect("removed");
+    }
+
+    /// The lines that agents have logged.
+    pub(crate) fn log(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.dir.join("log")).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// Waits until a line has each of these words, and returns it.
+    pub(crate) fn logged(&self, words: &[&str]) -> String {
+        let has = |line: &String| words.iter().all(|word| line.contains(word));
+        eventually(&format!("a line with {words:?}"), || self.log().iter().any(has));
+        self.log().into_iter().find(has).expect("it was there")
     }
 
     /// Ends the agent, as `kill -9` does.
@@ -217,6 +232,9 @@ impl Host {
 impl Drop for Host {
     fn drop(&mut self) {
         self.agent = None;
+        if std::thread::panicking() {
+            eprintln!("the agent logged:\n{}", self.log().join("\n"));
+        }
         let _ = fs::remove_dir_all(&self.dir);
     }
 }

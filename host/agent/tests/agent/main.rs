@@ -9,6 +9,7 @@ mod forged;
 mod guards;
 mod identity;
 mod lab;
+mod log;
 mod many;
 mod restart;
 mod sockets;
