@@ -13,6 +13,7 @@ use crate::asker::Asker;
 use crate::closers::Foreign;
 use crate::journal::Journal;
 use crate::limits::Share;
+use crate::tally::End;
 
 /// A program, from its connection to its answer.
 #[derive(Debug)]
@@ -60,6 +61,7 @@ impl Caller {
     /// The program hung up before its answer.
     pub(crate) fn lost(&self) {
         let now = Instant::now();
+        self.journal.count(self.share, End::Lost(now.duration_since(self.since)));
         if self.journal.permits(self.share, Level::WARN, now) {
             let (container, pid) = (self.journal.name(self.share), self.pid);
             let waited_ms = milliseconds(now.duration_since(self.since));
@@ -69,6 +71,7 @@ impl Caller {
 
     fn granted(&self, granted: &Granted, ports: u32) {
         let now = Instant::now();
+        self.journal.count(self.share, End::Granted(now.duration_since(self.since)));
         if self.journal.permits(self.share, Level::INFO, now) {
             let (container, pid) = (self.journal.name(self.share), self.pid);
             let (backend, slots) = match granted {

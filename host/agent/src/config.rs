@@ -107,6 +107,9 @@ impl Config {
             Self { socket, state, .. } if socket.parent() == state.parent() => {
                 Err("socket and state are in different directories: containers see the socket's")
             }
+            Self { state, .. } if state.file_stem().is_some_and(|stem| stem == "control") => {
+                Err("state has another name: control.sock is beside it")
+            }
             Self { socket, state, .. } if socket.is_relative() || state.is_relative() => {
                 Err("socket and state are absolute paths")
             }
@@ -151,6 +154,7 @@ mod tests {
             ("ring_mib_total = 0", "ring_mib_total"),
             ("socket = \"/run/a/b\"\nstate = \"/run/a/c\"", "different directories"),
             ("socket = \"a/b\"", "absolute"),
+            ("state = \"/run/a/control.json\"", "control.sock"),
             ("=", "line 1"),
         ] {
             std::fs::write(&dir, text).expect("written");

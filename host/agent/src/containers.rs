@@ -6,6 +6,8 @@
 
 mod ports;
 mod recover;
+mod release;
+mod report;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -27,6 +29,7 @@ use crate::steps;
 
 pub(crate) use self::ports::PortId;
 use self::ports::{Port, Taken};
+pub(crate) use self::report::Totals;
 
 /// The facts about a container beside its namespace. A later user of the agent gives more here: a
 /// CNI plugin or an OCI hook, which call before a container runs, know its addresses.

@@ -12,9 +12,11 @@ use rocinante_netdev::handed::{Code, Refused};
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 
+use crate::control::Requests;
 use crate::host::Reason;
 use crate::limits::Share;
 use crate::log::short;
+use crate::tally::{End, Named, Tally};
 
 /// Between two sums.
 pub(crate) const MINUTE: Duration = Duration::from_secs(60);
@@ -29,7 +31,14 @@ pub(crate) type Drops = [u64; Reason::ALL.len()];
 /// What was written about each container, and what was not.
 #[derive(Debug, Default)]
 pub(crate) struct Journal {
-    records: Mutex<HashMap<Share, Record>>,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    records: HashMap<Share, Record>,
+    /// Of all containers since the agent started.
+    requests: Tally,
 }
 
 #[derive(Debug, Default)]
@@ -43,6 +52,7 @@ struct Record {
     held: Held,
     /// Frames since the last sum.
     forged: Drops,
+    requests: Tally,
 }
 
 /// Lines that were not written.
@@ -53,14 +63,38 @@ struct Held {
 }
 
 impl Journal {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Share, Record>> {
-        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a request.
+    pub(crate) fn count(&self, share: Share, end: End) {
+        let mut inner = self.lock();
+        inner.requests.add(end);
+        if let Some(record) = inner.record(share) {
+            record.requests.add(end);
+        }
+    }
+
+    /// The requests of a container, or of all.
+    pub(crate) fn requests(&self, of: Option<Share>) -> Requests {
+        let inner = self.lock();
+        match of {
+            Some(share) => inner.records.get(&key(share)).map(|record| record.requests.requests()),
+            None => Some(inner.requests.requests()),
+        }
+        .unwrap_or_default()
+    }
+
+    /// Forgets a container.
+    pub(crate) fn forget(&self, share: Share) {
+        self.lock().records.remove(&key(share));
     }
 
     /// The name by which the log knows a container: that of its host's end, else that of its
     /// network namespace in `/proc`.
     pub(crate) fn name(&self, share: Share) -> String {
-        let known = self.lock().get(&key(share)).and_then(|record| record.name.clone());
+        let known = self.lock().records.get(&key(share)).and_then(|record| record.name.clone());
         known.unwrap_or_else(|| match share {
             Share::Stranger => "unknown".into(),
             Share::Container(namespace) => format!("net:[{namespace}]"),
@@ -70,7 +104,7 @@ impl Journal {
 
     /// Notes the host's end by which a container asked last.
     pub(crate) fn names(&self, share: Share, name: &str) {
-        if let Some(record) = record(&mut self.lock(), share) {
+        if let Some(record) = self.lock().record(share) {
             record.name = Some(name.to_owned());
         }
     }
@@ -80,19 +114,20 @@ impl Journal {
         if level > LevelFilter::current() {
             return false;
         }
-        let mut records = self.lock();
-        let Some(record) = record(&mut records, share) else { return false };
+        let mut inner = self.lock();
+        let Some(record) = inner.record(share) else { return false };
         let permits = record.permits(now);
         record.held.others += u64::from(!permits);
         permits
     }
 
-    /// Writes a refusal, unless the last one like it was a minute ago or less.
+    /// Counts a refusal, and writes it unless the last one like it was a minute ago or less.
     pub(crate) fn refused(&self, share: Share, pid: Option<i32>, refused: &Refused, now: Instant) {
         let Refused { code, reason, .. } = refused;
+        self.count(share, End::Refused(*code));
         {
-            let mut records = self.lock();
-            let Some(record) = record(&mut records, share) else { return };
+            let mut inner = self.lock();
+            let Some(record) = inner.record(share) else { return };
             let is_new = record.refused.get(code).is_none_or(|last| is_over(*last, now));
             if !is_new || Level::WARN > LevelFilter::current() || !record.permits(now) {
                 *record.held.refusals.entry(*code).or_default() += 1;
@@ -113,7 +148,7 @@ impl Journal {
 
     /// Counts frames of a container that were dropped.
     pub(crate) fn forged(&self, share: Share, drops: &Drops) {
-        if let Some(record) = record(&mut self.lock(), share) {
+        if let Some(record) = self.lock().record(share) {
             record.forged.iter_mut().zip(drops).for_each(|(sum, more)| *sum += more);
         }
     }
@@ -122,7 +157,7 @@ impl Journal {
     /// called once in a [`MINUTE`].
     pub(crate) fn sum(&self, known: &BTreeSet<u64>, now: Instant) {
         let mut sums = Vec::new();
-        self.lock().retain(|share, record| {
+        self.lock().records.retain(|share, record| {
             record.lines.retain(|line| !is_over(*line, now));
             let is_known =
                 matches!(share, Share::Container(namespace) if known.contains(namespace));
@@ -156,6 +191,16 @@ impl Journal {
     }
 }
 
+impl Inner {
+    fn record(&mut self, share: Share) -> Option<&mut Record> {
+        let (share, records) = (key(share), &mut self.records);
+        if records.len() >= REMEMBERED_MAX && !records.contains_key(&share) {
+            return None;
+        }
+        Some(records.entry(share).or_default())
+    }
+}
+
 impl Record {
     fn permits(&mut self, now: Instant) -> bool {
         self.lines.retain(|line| !is_over(*line, now));
@@ -178,26 +223,8 @@ fn key(share: Share) -> Share {
     if let Share::User(_) = share { Share::User(0) } else { share }
 }
 
-fn record(records: &mut HashMap<Share, Record>, share: Share) -> Option<&mut Record> {
-    let share = key(share);
-    if records.len() >= REMEMBERED_MAX && !records.contains_key(&share) {
-        return None;
-    }
-    Some(records.entry(share).or_default())
-}
-
 fn is_over(since: Instant, now: Instant) -> bool {
     now.saturating_duration_since(since) >= MINUTE
-}
-
-/// A code by its name in a message.
-struct Named(Code);
-
-impl fmt::Display for Named {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = serde_json::to_value(self.0).unwrap_or_default();
-        f.write_str(name.as_str().unwrap_or("other"))
-    }
 }
 
 /// Those of some counts that are not zero.
@@ -311,9 +338,9 @@ mod tests {
                 journal.permits(Share::User(of as u32), Level::INFO, now);
             }
             journal.sum(&known, now);
-            assert_eq!(journal.lock().len(), REMEMBERED_MAX, "they have just been heard");
+            assert_eq!(journal.lock().records.len(), REMEMBERED_MAX, "they have just been heard");
             journal.sum(&known, now + MINUTE);
-            assert_eq!(journal.lock().keys().collect::<Vec<_>>(), [&ONE]);
+            assert_eq!(journal.lock().records.keys().collect::<Vec<_>>(), [&ONE]);
         });
         assert_eq!(journal.name(Share::Container(9)), "net:[9]");
     }

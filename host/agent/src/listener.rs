@@ -40,7 +40,23 @@ const CHANGES: inotify::WatchFlags = inotify::WatchFlags::MOVE
 pub(crate) struct Listener {
     socket: OwnedFd,
     place: Place,
-    prepare: fn(&OwnedFd),
+    kind: Kind,
+}
+
+/// How a socket is made.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kind {
+    /// The mode of the file: those who may write may connect.
+    pub(crate) mode: u32,
+    /// Sets the options of the socket, and of each that comes later in its place.
+    pub(crate) prepare: fn(&OwnedFd),
+}
+
+impl Kind {
+    /// Each program may connect. Its identity decides the answer.
+    pub(crate) const PUBLIC: Self = Self { mode: 0o666, prepare: |_| {} };
+    /// Only the agent's own user may, and root.
+    pub(crate) const PRIVATE: Self = Self { mode: 0o600, ..Self::PUBLIC };
 }
 
 /// A path, as long as it leads to the socket: dropped, it takes the file away.
@@ -54,12 +70,11 @@ struct Place {
 }
 
 impl Listener {
-    /// Listens at `path`, in the place of a socket that an earlier agent left. `prepare` sets the
-    /// options of the socket, and of each that comes later in its place.
+    /// Listens at `path`, in the place of a socket that an earlier agent left.
     ///
     /// # Errors
     /// Another process listens there, or the file there is no socket; or the kernel's.
-    pub(crate) fn at(path: &Path, prepare: fn(&OwnedFd)) -> io::Result<Self> {
+    pub(crate) fn at(path: &Path, kind: Kind) -> io::Result<Self> {
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory)?;
         }
@@ -77,14 +92,13 @@ impl Listener {
             _ => {}
         }
         bind(&socket, &SocketAddrUnix::new(&fresh)?)?;
-        // Each program may connect. Its identity decides the answer.
-        fs::set_permissions(&fresh, Permissions::from_mode(0o666))?;
+        fs::set_permissions(&fresh, Permissions::from_mode(kind.mode))?;
         let file = file_at(&fresh)?;
         listen(&socket, BACKLOG)?;
-        prepare(&socket);
+        (kind.prepare)(&socket);
         fs::rename(&fresh, path)?;
         let changes = changes_beside(path).ok();
-        Ok(Self { socket, place: Place { path: path.to_owned(), file, changes }, prepare })
+        Ok(Self { socket, place: Place { path: path.to_owned(), file, changes }, kind })
     }
 }
 
@@ -130,6 +144,14 @@ fn file_at(path: &Path) -> io::Result<(u64, u64)> {
     Ok((file.dev(), file.ino()))
 }
 
+/// Removes a socket that a killed agent left.
+pub(crate) fn remove_left(path: &Path) {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
+    if is_socket && matches!(is_served(path), Ok(false)) {
+        let _ = fs::remove_file(path);
+    }
+}
+
 /// Whether a process listens at a path.
 fn is_served(path: &Path) -> io::Result<bool> {
     match connect(&unix_socket()?, &SocketAddrUnix::new(path)?) {
@@ -149,7 +171,7 @@ pub(crate) async fn accept_all<S>(
 {
     let mut vanished = Seldom::default();
     loop {
-        let Listener { socket, place, prepare } = listener;
+        let Listener { socket, place, kind } = listener;
         // Connections that were not accepted are closed with it.
         let listening = readable(Foreign::new(socket, Share::Stranger, closers));
         match &listening {
@@ -163,7 +185,7 @@ pub(crate) async fn accept_all<S>(
         }
         let mut last = String::new();
         listener = loop {
-            match Listener::at(&place.path, prepare) {
+            match Listener::at(&place.path, kind) {
                 Ok(listener) => break listener,
                 Err(error) if error.to_string() == last => {}
                 Err(error) => {

@@ -1,10 +1,10 @@
 //! The command `rocinante-agent`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use rocinante_agent::{Config, run};
+use rocinante_agent::{AgentError, Config, release, run, status};
 
 /// Fast RDMA ports for containers without any capability.
 #[derive(Parser)]
@@ -22,6 +22,33 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
     },
+    /// Say how the running agent is, and the containers that it knows.
+    Status {
+        /// The host's end of one container; without it, all.
+        name: Option<String>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+        /// The configuration of the agent; without it, the defaults.
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+    },
+    /// Take the program off the host's end of a container, and forget the container. It may ask
+    /// again. Without a running agent this removes what that left.
+    Release {
+        /// The host's end of one container.
+        #[arg(required_unless_present = "all", conflicts_with = "all")]
+        name: Option<String>,
+        /// All containers.
+        #[arg(long)]
+        all: bool,
+        /// Also containers with open ports, which may forge frames from then on.
+        #[arg(long)]
+        force: bool,
+        /// The configuration of the agent; without it, the defaults.
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+    },
     /// Say whether a configuration is understood, and do nothing else.
     Check {
         /// The configuration.
@@ -36,6 +63,12 @@ fn main() -> ExitCode {
             let ran = run(config.as_deref());
             return if ran.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         }
+        Command::Status { name, json, config } => {
+            configuration(config.as_deref()).and_then(|it| status(&it, name.as_deref(), json))
+        }
+        Command::Release { name, all: _, force, config } => {
+            configuration(config.as_deref()).and_then(|it| release(&it, name.as_deref(), force))
+        }
         Command::Check { file } => Config::read(&file).map(drop),
     };
     match done {
@@ -45,4 +78,8 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn configuration(path: Option<&Path>) -> Result<Config, AgentError> {
+    path.map_or_else(|| Ok(Config::default()), Config::read)
 }

@@ -24,7 +24,9 @@ use crate::asker::{Asker, Namespace, Own};
 use crate::caller::Caller;
 use crate::closers::{Closers, Foreign, INTERRUPT};
 use crate::config::Config;
-use crate::containers::{Containers, HeardOf, Hints, PortId};
+use crate::containers::{Containers, HeardOf, Hints, PortId, Totals};
+use crate::control::serve::Clients;
+use crate::control::{AgentStatus, Reply, Verb};
 use crate::ends::Ends;
 use crate::error::AgentError;
 use crate::guard::Guards;
@@ -32,10 +34,10 @@ use crate::holders::Holder;
 use crate::host::Watch;
 use crate::journal::{Journal, MINUTE};
 use crate::limits::{Limits, Share, Turns, WORKED_MAX};
-use crate::listener::{Listener, accept_all};
+use crate::listener::{Kind, Listener, accept_all};
 use crate::ready::readable;
 use crate::state::StateFile;
-use crate::{holders, log, rights, steps};
+use crate::{control, holders, log, rights, steps};
 
 /// Searches for the holders of ports at a time, each on a thread of the same.
 const SEARCHES_MAX: usize = 2;
@@ -63,12 +65,15 @@ struct Agent {
     /// For the processes that have a port's sockets, by the container's end on the host.
     searches: Turns<u32>,
     has_tcx: bool,
+    clients: Clients,
+    since: Instant,
 }
 
 /// The sockets that programs connect to.
 struct Listeners {
     ports: Listener,
     guards: Option<(Listener, Arc<Guards>)>,
+    control: Listener,
 }
 
 /// Serves the containers of this network namespace until SIGTERM or SIGINT. `config` is the file
@@ -94,9 +99,9 @@ fn start(config: &Config) -> Result<(), AgentError> {
     // The kernel checks the rights of this moment for the announcements that the socket may
     // receive.
     let watch = Watch::open().map_err(|e| AgentError::os("cannot open rtnetlink", &e, ""))?;
-    let listen = |path: &Path, prepare| {
-        let hint = "see socket in agent.toml";
-        Listener::at(path, prepare).map_err(|e| AgentError::os(path.display(), &e, hint))
+    let listen = |path: &Path, kind| {
+        let hint = "see socket and state in agent.toml";
+        Listener::at(path, kind).map_err(|e| AgentError::os(path.display(), &e, hint))
     };
     let closers = Arc::<Closers>::default();
     let journal = Arc::<Journal>::default();
@@ -114,16 +119,19 @@ fn start(config: &Config) -> Result<(), AgentError> {
     };
     let guard_path = guard::path(&config.socket);
     let guards = match guards {
-        Some(guards) => Some((listen(&guard_path, |_| {})?, guards)),
+        Some(guards) => Some((listen(&guard_path, Kind::PUBLIC)?, guards)),
         None => {
             // One that an earlier agent left goes.
-            drop(listen(&guard_path, |_| {})?);
+            drop(listen(&guard_path, Kind::PUBLIC)?);
             None
         }
     };
     // Requests have no descriptors. An older kernel does not know the option.
-    let ports = listen(&config.socket, |socket| refuse_rights(socket))?;
-    let listeners = Listeners { ports, guards };
+    let no_rights = |socket: &_| refuse_rights(socket);
+    let ports = listen(&config.socket, Kind { prepare: no_rights, ..Kind::PUBLIC })?;
+    let control = Kind { prepare: no_rights, ..Kind::PRIVATE };
+    let control = listen(&control::path(&config.state), control)?;
+    let listeners = Listeners { ports, guards, control };
     rights::drop_others()?;
     let no_netlink = |e| AgentError::os("cannot open rtnetlink", &e, "it needs Linux 4.20");
     let containers = Containers::new(config, state, &journal).map_err(no_netlink)?;
@@ -136,11 +144,13 @@ fn start(config: &Config) -> Result<(), AgentError> {
         limits: Arc::new(Limits::new(config.requests_per_second)),
         searches: Turns::new(SEARCHES_MAX),
         has_tcx: rights::kernel_is_recent(),
+        clients: Clients::default(),
+        since: Instant::now(),
     });
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        // And one each for the kernel's announcements and the sums of the log.
-        .max_blocking_threads(WORKED_MAX + SEARCHES_MAX + 2)
+        // And one each for the kernel's announcements, the sums of the log, and a command.
+        .max_blocking_threads(WORKED_MAX + SEARCHES_MAX + 3)
         .thread_keep_alive(WORKER_IDLE)
         .build()
         .map_err(|e| AgentError::os("cannot start", &e, ""))?;
@@ -155,7 +165,7 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
     let mut interrupt = signal(SignalKind::interrupt())?;
     // A signal by which threads of the closers end a wait needs a handler, and no more.
     let _interrupts = signal(SignalKind::from_raw(INTERRUPT as i32))?;
-    let Listeners { ports, guards } = listeners;
+    let Listeners { ports, guards, control } = listeners;
     // Changes made while no agent ran are read now; later changes are announced.
     let held = agent.containers.recover(&agent.own)?;
     for port in held {
@@ -165,6 +175,15 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "serves");
     let hear = tokio::spawn(hear(Arc::clone(&agent), watch));
     let sums = tokio::spawn(sums(Arc::clone(&agent)));
+    let commanded = Arc::clone(&agent);
+    tokio::spawn(async move {
+        accept_all(control, &commanded.closers, |connection| {
+            let (agent, worker) = (Arc::clone(&commanded), Arc::clone(&commanded));
+            let work = move |request: &_, each: &mut dyn FnMut(Reply)| worker.obey(request, each);
+            async move { agent.clients.serve(connection, work).await }
+        })
+        .await;
+    });
     if let Some((listener, guards)) = guards {
         let agent = Arc::clone(&agent);
         tokio::spawn(async move {
@@ -358,6 +377,28 @@ impl Agent {
     fn sum(&self) {
         let known = self.containers.count_forged();
         self.journal.sum(&known, Instant::now());
+    }
+
+    /// Works a command.
+    fn obey(&self, command: &control::Request, each: &mut dyn FnMut(Reply)) {
+        let name = command.name.as_deref();
+        if command.command == Verb::Release {
+            return self.containers.release(name, command.force, each);
+        }
+        let reports = self.containers.report(name);
+        if let (Some(name), true) = (name, reports.is_empty()) {
+            return each(Reply::Refused { reason: format!("no container has the end {name:?}") });
+        }
+        let Totals { containers, ports, bytes } = self.containers.totals();
+        each(Reply::Agent(AgentStatus {
+            version: env!("CARGO_PKG_VERSION").into(),
+            uptime_s: self.since.elapsed().as_secs(),
+            containers,
+            ports,
+            bytes,
+            requests: self.journal.requests(None),
+        }));
+        reports.into_iter().for_each(|report| each(Reply::Container(report)));
     }
 
     /// The answer to a request, and the ports that it hands over.

@@ -64,6 +64,9 @@ pub(crate) struct KnownPort {
     /// Bytes of memory that the kernel keeps for them.
     #[serde(default)]
     pub(crate) bytes: usize,
+    /// Slots of each receive ring, of `afxdp` chunks.
+    #[serde(default)]
+    pub(crate) slots: u32,
 }
 
 /// Where the state is.
@@ -176,8 +179,8 @@ mod tests {
         let fixed = Fixed { mac: [2, 0, 0, 0, 0, 1], addresses: vec!["fd00::1".parse().unwrap()] };
         let ring = Ring { block_bytes: 4096, blocks: 1, frame_bytes: 2048, frames: 2 };
         let ports = vec![
-            KnownPort { sockets: vec![7, 8], ring: Some(ring), bytes: 1 << 20 },
-            KnownPort { sockets: vec![9], ring: None, bytes: 1 << 21 },
+            KnownPort { sockets: vec![7, 8], ring: Some(ring), bytes: 1 << 20, slots: 2 },
+            KnownPort { sockets: vec![9], ring: None, bytes: 1 << 21, slots: 64 },
         ];
         Known { host_end, interface: 2, namespace: 4_026_531_840, fixed: Some(fixed), ports }
     }

@@ -19,6 +19,8 @@ pub(super) struct Port {
     pub(super) _kept: Vec<Kept>,
     /// Bytes of memory that the kernel keeps for them.
     pub(super) bytes: usize,
+    /// Slots of each receive ring, of `afxdp` chunks.
+    pub(super) slots: u32,
 }
 
 /// The resources that ports take.
@@ -78,9 +80,10 @@ impl Room<'_> {
         sockets: BTreeSet<u64>,
         given: &mut Given,
     ) -> Result<PortId, Refused> {
-        let ring = match &given.answer.outcome {
-            Ok(Granted::Packet { ring }) => Some(*ring),
-            _ => None,
+        let (ring, slots) = match &given.answer.outcome {
+            Ok(Granted::Packet { ring }) => (Some(*ring), ring.frames),
+            Ok(Granted::Xdp { chunks }) => (None, *chunks),
+            _ => (None, 0),
         };
         let (containers, host_end) = (self.containers, self.host_end);
         let mut inner = containers.lock();
@@ -91,7 +94,8 @@ impl Room<'_> {
             return Err(Refused::new(Code::Interface, "your interface has gone", ""));
         };
         let kept = std::mem::take(&mut given.kept);
-        container.ports.insert(number, Port { sockets, ring, _kept: kept, bytes: given.bytes });
+        let port = Port { sockets, ring, _kept: kept, bytes: given.bytes, slots };
+        container.ports.insert(number, port);
         containers.write(&inner);
         Ok(PortId { host_end, number })
     }
@@ -189,7 +193,7 @@ impl Port {
         Taken { ports: self.sockets.len(), bytes: self.bytes }
     }
 
-    fn is_xdp(&self) -> bool {
+    pub(super) fn is_xdp(&self) -> bool {
         self.ring.is_none()
     }
 }
@@ -197,7 +201,7 @@ impl Port {
 impl From<&Port> for KnownPort {
     fn from(port: &Port) -> Self {
         let sockets = port.sockets.iter().copied().collect();
-        Self { sockets, ring: port.ring, bytes: port.bytes }
+        Self { sockets, ring: port.ring, bytes: port.bytes, slots: port.slots }
     }
 }
 
@@ -384,6 +388,38 @@ mod tests {
         world.containers.remove_port(id);
         world.containers.remove_port(id);
         assert_eq!(world.held(), <[(Taken, Taken); 2]>::default());
+    }
+
+    /// No interface has such a number.
+    #[test]
+    fn a_container_that_asks_is_released_by_force_alone() {
+        use crate::control::Reply;
+        let world = World::new("released", &Config::default());
+        let end = 2_000_000_000;
+        world.containers.lock().containers.clear();
+        world.comes(end);
+        let release = |name: &str, force| {
+            let mut said = Vec::new();
+            world.containers.release(Some(name), force, &mut |reply| said.push(reply));
+            said
+        };
+        let room = world.reserve(end, &request(1)).expect("room");
+        let name = format!("end{end}");
+        let reason = "a request of it is under way".to_owned();
+        assert_eq!(release(&name, false), [Reply::Kept { name: name.clone(), reason }]);
+        assert!(matches!(release("end3", true)[..], [Reply::Refused { .. }]), "no such one");
+        assert_eq!(release(&name, true), [Reply::Released { name: name.clone() }]);
+        let refused = fill(room, 1, Backend::Packet).expect_err("it was released");
+        assert_eq!(refused.code, Code::Interface);
+        // The next one is as the first.
+        world.comes(end);
+        let room = world.reserve(end, &request(1)).expect("room");
+        fill(room, 1, Backend::Packet).expect("it is there");
+        let reason = "it has open ports".to_owned();
+        assert_eq!(release(&name, false), [Reply::Kept { name: name.clone(), reason }]);
+        assert_eq!(world.containers.totals().ports, 1);
+        assert_eq!(release(&name, true), [Reply::Released { name }]);
+        assert_eq!(world.containers.totals(), crate::containers::Totals::default());
     }
 
     #[test]

@@ -86,7 +86,8 @@ impl Inner {
         let bytes = port.bytes.max(kept.iter().map(Kept::ring_bytes).sum());
         let number = self.next_port;
         self.next_port += 1;
-        container.ports.insert(number, Port { sockets, ring: port.ring, _kept: kept, bytes });
+        let (ring, slots) = (port.ring, port.slots);
+        container.ports.insert(number, Port { sockets, ring, _kept: kept, bytes, slots });
         Some(PortId { host_end, number })
     }
 }

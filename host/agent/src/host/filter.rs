@@ -144,10 +144,7 @@ impl SourceFilter {
         fresh.program.attach_first(ifindex, None)?;
         let mended = !old.is_empty();
         for program in old {
-            match program.detach(ifindex) {
-                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
-                detached => detached?,
-            }
+            detach(&program, ifindex)?;
         }
         Ok((fresh, if mended { Attached::Mended } else { Attached::New }))
     }
@@ -240,6 +237,25 @@ impl SourceFilter {
         self.program.detach(self.ifindex)
     }
 
+    /// Takes each program of ours off an interface: those of the name that have the same
+    /// instructions, or maps of the same kinds.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach).
+    pub fn detach_all(ifindex: u32) -> io::Result<()> {
+        let tag = Self::tag()?;
+        for program in Program::at_ingress(ifindex)? {
+            let described = program.described()?;
+            let (is_named, is_same) = (described.name == PROGRAM, described.tag == tag);
+            match Self::of(ifindex, program, described) {
+                Ok(filter) if is_named => detach(&filter.program, ifindex)?,
+                Err(program) if is_named && is_same => detach(&program, ifindex)?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     /// A program that is attached nowhere, and lets `sources` through.
     #[cfg(test)]
     pub(super) fn loose(sources: &Sources) -> io::Result<Self> {
@@ -288,5 +304,13 @@ impl SourceFilter {
 
     fn present(&self) -> io::Result<BTreeSet<Vec<u8>>> {
         Ok(self.own.keys()?.into_iter().collect())
+    }
+}
+
+/// Takes a program off an interface, unless it has gone.
+fn detach(program: &Program, ifindex: u32) -> io::Result<()> {
+    match program.detach(ifindex) {
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        detached => detached,
     }
 }

@@ -96,6 +96,23 @@ impl Host {
         fs::remove_file(self.dir.join("notify")).expect("removed");
     }
 
+    /// Runs a command of the operator's, and returns whether it succeeds and its words.
+    pub(crate) fn operator(&self, words: &[&str]) -> (bool, String) {
+        let command = self.command();
+        let mut operator = Command::new(command.get_program());
+        operator.args(words).arg("--config").arg(self.dir.join("agent.toml"));
+        let output = self.lab.host().output(&mut operator).expect("it runs");
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+    }
+
+    /// The status as values.
+    pub(crate) fn status(&self) -> serde_json::Value {
+        let (is_good, said) = self.operator(&["status", "--json"]);
+        assert!(is_good, "{said}");
+        serde_json::from_str(&said).expect("JSON")
+    }
+
     /// The lines that agents have logged.
     pub(crate) fn log(&self) -> Vec<String> {
         let text = fs::read_to_string(self.dir.join("log")).unwrap_or_default();
@@ -182,6 +199,11 @@ impl Host {
     pub(crate) fn dropped(&self, container: usize) -> [u64; 7] {
         let filter = self.filter(container).expect("a program");
         Reason::ALL.map(|reason| filter.dropped(reason).expect("a counter"))
+    }
+
+    /// The socket of the operator's commands.
+    pub(crate) fn control(&self) -> PathBuf {
+        self.dir.join("t/control.sock")
     }
 
     /// The agent's state as it is written.

@@ -4,6 +4,7 @@
 mod afxdp;
 mod asker;
 mod bad_input;
+mod commands;
 mod ends;
 mod forged;
 mod guards;

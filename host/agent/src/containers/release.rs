@@ -1,0 +1,102 @@
+//! Containers are released: the programs at their hosts' ends go, and all that is known of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::PoisonError;
+
+use super::Containers;
+use crate::control::Reply;
+use crate::host::{NsId, SourceFilter};
+use crate::limits::Share;
+use crate::links::is_gone;
+
+impl Containers {
+    /// Releases the container with this host's end, or all. A container with ports, or with a
+    /// request under way, only with `force`. It goes with all its hosts' ends: a port sends by each
+    /// of them.
+    pub(crate) fn release(&self, name: Option<&str>, force: bool, each: &mut dyn FnMut(Reply)) {
+        let inner = self.lock();
+        let mut all = BTreeMap::<NsId, bool>::new();
+        for container in inner.containers.values() {
+            let is_wanted = name.is_none_or(|name| name == container.name);
+            *all.entry(container.peer.0).or_default() |= is_wanted;
+        }
+        drop(inner);
+        all.retain(|_, is_wanted| *is_wanted);
+        if let (Some(name), true) = (name, all.is_empty()) {
+            return each(Reply::Refused { reason: format!("no container has the end {name:?}") });
+        }
+        all.into_keys().for_each(|namespace| self.release_one(namespace, force, each));
+        if name.is_none() {
+            self.release_unknown(each);
+        }
+    }
+
+    fn release_one(&self, namespace: NsId, force: bool, each: &mut dyn FnMut(Reply)) {
+        let inner = self.lock();
+        let of_it = inner.containers.iter().filter(|(_, it)| it.peer.0 == namespace);
+        let ends: BTreeSet<u32> = of_it.map(|(end, _)| *end).collect();
+        drop(inner);
+        // So that no request puts a program there meanwhile.
+        let turns: Vec<_> = ends.iter().map(|end| self.turn_of(*end)).collect();
+        let _turns: Vec<_> =
+            turns.iter().map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner)).collect();
+        let mut inner = self.lock();
+        let of_it = |end: &u32| inner.containers.get(end).filter(|it| it.peer.0 == namespace);
+        let ports: usize = ends.iter().filter_map(of_it).map(|it| it.ports.len()).sum();
+        let is_asking = ends.iter().any(|end| inner.reserved.contains_key(end));
+        let names = ends.iter().filter_map(|end| Some((*end, of_it(end)?.name.clone())));
+        let names: Vec<(u32, String)> = names.collect();
+        if !force && (ports > 0 || is_asking) {
+            let reason =
+                if ports > 0 { "it has open ports" } else { "a request of it is under way" };
+            for (_, name) in names {
+                each(Reply::Kept { name, reason: reason.into() });
+            }
+            return;
+        }
+        let gone: Vec<_> =
+            names.iter().filter_map(|(end, _)| inner.containers.remove(end)).collect();
+        for container in &gone {
+            inner.journal.forget(Share::Container(container.namespace));
+        }
+        self.write(&inner);
+        drop(inner);
+        // The kernel takes its time with the rings of ports, and with programs.
+        drop(gone);
+        for (end, name) in names {
+            each(self.detach(end, name));
+        }
+    }
+
+    /// Takes the programs off an end whose turn this thread has.
+    fn detach(&self, end: u32, name: String) -> Reply {
+        let detached = SourceFilter::detach_all(end);
+        let mut inner = self.lock();
+        // An announcement made it known again meanwhile: then the program is to be there.
+        if inner.containers.contains_key(&end) && !inner.follow(end) {
+            inner.containers.remove(&end);
+        }
+        match detached {
+            Err(error) if !is_gone(&error) => {
+                Reply::Kept { name, reason: format!("its program stays: {error}") }
+            }
+            _ => {
+                tracing::info!(container = name, "released");
+                Reply::Released { name }
+            }
+        }
+    }
+
+    /// Takes off programs of ours that are on other links.
+    fn release_unknown(&self, each: &mut dyn FnMut(Reply)) {
+        let Ok(links) = self.lock().namespaces.links(None) else { return };
+        for link in links {
+            let turn = self.turn_of(link.index);
+            let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_known = self.lock().containers.contains_key(&link.index);
+            if !is_known && matches!(SourceFilter::find(link.index), Ok(Some(_))) {
+                each(self.detach(link.index, link.name));
+            }
+        }
+    }
+}

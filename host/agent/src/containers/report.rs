@@ -1,0 +1,85 @@
+//! What an operator learns about containers.
+
+use std::collections::BTreeMap;
+
+use super::ports::Port;
+use super::{Container, Containers};
+use crate::control::{ContainerStatus, PortStatus};
+use crate::host::{ADDRESSES_MAX, Reason, SourceFilter};
+use crate::limits::Share;
+
+/// All containers in numbers.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    pub(crate) containers: usize,
+    pub(crate) ports: usize,
+    /// Bytes of kernel memory.
+    pub(crate) bytes: usize,
+}
+
+impl Containers {
+    /// The numbers of all.
+    pub(crate) fn totals(&self) -> Totals {
+        let inner = self.lock();
+        let ports = || inner.containers.values().flat_map(|container| container.ports.values());
+        Totals {
+            containers: inner.containers.len(),
+            ports: ports().map(|port| port.sockets.len()).sum(),
+            bytes: ports().map(|port| port.bytes).sum(),
+        }
+    }
+
+    /// The containers, or the one with this host's end.
+    pub(crate) fn report(&self, name: Option<&str>) -> Vec<ContainerStatus> {
+        let inner = self.lock();
+        let wanted = inner.containers.iter();
+        let wanted = wanted.filter(|(_, it)| name.is_none_or(|name| it.name == name));
+        let reports = wanted.map(|(end, container)| {
+            let mut report = container.report();
+            report.requests = inner.journal.requests(Some(Share::Container(container.namespace)));
+            (*end, report)
+        });
+        let mut reports: Vec<(u32, ContainerStatus)> = reports.collect();
+        // Nothing waits for the questions to the kernel.
+        drop(inner);
+        for (end, report) in &mut reports {
+            let dropped = SourceFilter::find(*end).ok().flatten();
+            let dropped = dropped.and_then(|filter| filter.all_dropped().ok());
+            let counts = Reason::ALL.iter().zip(dropped.into_iter().flatten());
+            report.dropped = counts.map(|(why, count)| (why.to_string(), count)).collect();
+        }
+        reports.into_iter().map(|(_, report)| report).collect()
+    }
+}
+
+impl Container {
+    fn report(&self) -> ContainerStatus {
+        let mut ports = BTreeMap::<&str, PortStatus>::new();
+        for port in self.ports.values() {
+            let backend = port.backend();
+            let new = || PortStatus { backend: backend.into(), ports: 0, slots: 0, bytes: 0 };
+            let of = ports.entry(backend).or_insert_with(new);
+            of.ports += port.sockets.len();
+            of.slots += u64::from(port.slots) * port.sockets.len() as u64;
+            of.bytes += port.bytes;
+        }
+        let mac: Vec<String> = self.sources.mac.iter().map(|byte| format!("{byte:02x}")).collect();
+        ContainerStatus {
+            name: self.name.clone(),
+            namespace: self.namespace,
+            interface: self.peer.1,
+            mac: mac.join(":"),
+            addresses: self.sources.addresses.iter().take(ADDRESSES_MAX).copied().collect(),
+            fixed: self.fixed.is_some(),
+            ports: ports.into_values().collect(),
+            dropped: BTreeMap::new(),
+            requests: Default::default(),
+        }
+    }
+}
+
+impl Port {
+    fn backend(&self) -> &'static str {
+        if self.is_xdp() { "afxdp" } else { "packet" }
+    }
+}

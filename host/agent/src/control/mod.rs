@@ -1,0 +1,203 @@
+//! The commands of an operator, and the agent's replies: lines of JSON on a socket beside the
+//! state. `docs/agent.md` describes them.
+
+pub(crate) mod client;
+pub(crate) mod serve;
+mod text;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// The version of these messages.
+pub(crate) const VERSION: u32 = 1;
+/// The longest message, with its end of line.
+const MESSAGE_BYTES_MAX: usize = 16 << 10;
+/// The name of the socket, in the directory of the state.
+pub(crate) const SOCKET: &str = "control.sock";
+
+/// The path of the socket.
+pub(crate) fn path(state: &Path) -> PathBuf {
+    state.with_file_name(SOCKET)
+}
+
+/// A command.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Request {
+    pub(crate) version: u32,
+    pub(crate) command: Verb,
+    /// The host's end of a container; without it, all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) name: Option<String>,
+    /// Whether containers with ports are released, too.
+    #[serde(default)]
+    pub(crate) force: bool,
+}
+
+/// What to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Verb {
+    /// Say how it is.
+    Status,
+    /// Take the program off, and forget.
+    Release,
+}
+
+/// A line of the agent's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Reply {
+    /// The agent, of its status.
+    Agent(AgentStatus),
+    /// A container, of its status.
+    Container(ContainerStatus),
+    /// A host's end that was released.
+    Released {
+        /// Its name.
+        name: String,
+    },
+    /// A host's end that stays as it is.
+    Kept {
+        /// Its name.
+        name: String,
+        /// The reason.
+        reason: String,
+    },
+    /// Nothing was done.
+    Refused {
+        /// The reason.
+        reason: String,
+    },
+    /// The last line.
+    Done {},
+}
+
+/// The agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct AgentStatus {
+    pub(crate) version: String,
+    pub(crate) uptime_s: u64,
+    pub(crate) containers: usize,
+    pub(crate) ports: usize,
+    /// Kernel memory of the ports.
+    pub(crate) bytes: usize,
+    pub(crate) requests: Requests,
+}
+
+/// A container, by its host's end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ContainerStatus {
+    pub(crate) name: String,
+    /// The inode of its network namespace; 0 until it asks an agent that did not find it.
+    pub(crate) namespace: u64,
+    /// The index of its interface there.
+    pub(crate) interface: u32,
+    pub(crate) mac: String,
+    /// The addresses that may leave.
+    pub(crate) addresses: Vec<IpAddr>,
+    /// Whether it gets no further addresses.
+    pub(crate) fixed: bool,
+    pub(crate) ports: Vec<PortStatus>,
+    /// Frames that were dropped, by reason, since the program is there.
+    pub(crate) dropped: BTreeMap<String, u64>,
+    /// Those of its network namespace.
+    pub(crate) requests: Requests,
+}
+
+/// The ports of a backend.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PortStatus {
+    pub(crate) backend: String,
+    pub(crate) ports: usize,
+    /// Of all their receive rings.
+    pub(crate) slots: u64,
+    /// Kernel memory.
+    pub(crate) bytes: usize,
+}
+
+/// Requests since the agent started.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Requests {
+    pub(crate) granted: u64,
+    /// Programs that hung up before their answer.
+    pub(crate) lost: u64,
+    /// By the code of the refusal.
+    pub(crate) refused: BTreeMap<String, u64>,
+    pub(crate) waited: Waited,
+}
+
+/// How long those waited that were granted or lost, in microseconds.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Waited {
+    pub(crate) p50_us: u64,
+    pub(crate) p99_us: u64,
+    pub(crate) max_us: u64,
+    pub(crate) mean_us: u64,
+}
+
+impl Request {
+    /// The request in a message.
+    ///
+    /// # Errors
+    /// What to answer if it is none.
+    fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let request: Self = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+        if request.version != VERSION {
+            return Err(format!("the agent speaks version {VERSION}, not {}", request.version));
+        }
+        Ok(request)
+    }
+}
+
+/// The line of a message.
+fn line(message: &impl Serialize) -> Vec<u8> {
+    let mut line = serde_json::to_vec(message).unwrap_or_default();
+    line.push(b'\n');
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_one_or_says_why_not() {
+        let request = |name: Option<&str>, force| Request {
+            version: VERSION,
+            command: Verb::Release,
+            name: name.map(str::to_owned),
+            force,
+        };
+        for one in [request(Some("veth0"), false), request(None, true)] {
+            assert_eq!(Request::decode(&line(&one)), Ok(one));
+        }
+        let short = br#"{"version":1,"command":"release"}"#;
+        assert_eq!(Request::decode(short), Ok(request(None, false)));
+        for (text, said) in [
+            ("", "EOF"),
+            ("{}", "version"),
+            ("[]", "invalid"),
+            (r#"{"version":2,"command":"status"}"#, "version 1"),
+            (r#"{"version":1,"command":"halt"}"#, "halt"),
+            (r#"{"version":1,"command":"status","name":7}"#, "integer"),
+            (r#"{"version":1,"command":"status"} {}"#, "trailing"),
+        ] {
+            let why = Request::decode(text.as_bytes()).expect_err(text);
+            assert!(why.contains(said), "{text}: {why}");
+        }
+        let deep = "[".repeat(MESSAGE_BYTES_MAX);
+        Request::decode(deep.as_bytes()).expect_err("too deep");
+    }
+
+    #[test]
+    fn a_line_is_a_line_whatever_it_says() {
+        let reply = Reply::Kept { name: "a\n\"b\u{1b}".into(), reason: String::new() };
+        let line = line(&reply);
+        assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
+        assert_eq!(serde_json::from_slice::<Reply>(&line).expect("it is read"), reply);
+        assert_eq!(super::line(&Reply::Done {}), b"{\"done\":{}}\n");
+    }
+}

@@ -1,0 +1,125 @@
+//! The status in words.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use super::{AgentStatus, ContainerStatus, Requests};
+
+/// The agent and its containers, each in a few lines.
+pub(super) fn status(agent: &AgentStatus, containers: &[ContainerStatus]) -> String {
+    let AgentStatus { version, uptime_s, requests, .. } = agent;
+    let mut out = format!(
+        "rocinante-agent {version}, for {}: {} containers, {} ports, {}\n",
+        time(*uptime_s),
+        agent.containers,
+        agent.ports,
+        memory(agent.bytes),
+    );
+    add_requests(&mut out, requests);
+    for container in containers {
+        let ContainerStatus { name, namespace, interface, mac, .. } = container;
+        let fixed = if container.fixed { ", addresses fixed" } else { "" };
+        // Strings of formatting cannot fail.
+        let _ = writeln!(out, "\n{name:?}: net:[{namespace}], interface {interface}, {mac}{fixed}");
+        let addresses: Vec<String> = container.addresses.iter().map(ToString::to_string).collect();
+        let _ = writeln!(out, "  addresses: {}", or_none(&addresses.join(" ")));
+        let ports = container.ports.iter().map(|of| {
+            let memory = memory(of.bytes);
+            format!("{} {} with {} slots, {memory}", of.ports, of.backend, of.slots)
+        });
+        let ports: Vec<String> = ports.collect();
+        let _ = writeln!(out, "  ports: {}", or_none(&ports.join("; ")));
+        let _ = writeln!(out, "  dropped frames: {}", or_none(&counts(&container.dropped)));
+        add_requests(&mut out, &container.requests);
+    }
+    out
+}
+
+fn add_requests(out: &mut String, requests: &Requests) {
+    let Requests { granted, lost, refused, waited } = requests;
+    let refused = match counts(refused) {
+        none if none.is_empty() => "0 refused".to_owned(),
+        counts => format!("refused: {counts}"),
+    };
+    let _ = write!(out, "  requests: {granted} granted, {lost} hung up, {refused}");
+    if granted + lost > 0 {
+        let [p50, p99, max, mean] =
+            [waited.p50_us, waited.p99_us, waited.max_us, waited.mean_us].map(|us| us as f64 / 1e3);
+        let _ = write!(out, "; waited {p50:.1} ms in the middle, {p99:.1} of 99 %");
+        let _ = write!(out, ", {max:.1} at most, {mean:.1} in the mean");
+    }
+    out.push('\n');
+}
+
+fn counts(counts: &BTreeMap<String, u64>) -> String {
+    let counts = counts.iter().filter(|(_, count)| **count > 0);
+    counts.map(|(kind, count)| format!("{kind} {count}")).collect::<Vec<_>>().join(", ")
+}
+
+fn or_none(text: &str) -> &str {
+    if text.is_empty() { "none" } else { text }
+}
+
+fn memory(bytes: usize) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+fn time(seconds: u64) -> String {
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, minutes) => format!("{minutes} min"),
+        (0, hours, minutes) => format!("{hours} h {minutes} min"),
+        (days, hours, _) => format!("{days} d {hours} h"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{PortStatus, Waited};
+    use super::*;
+
+    #[test]
+    fn the_words_have_each_number() {
+        let waited = Waited { p50_us: 1500, p99_us: 20_000, max_us: 30_000, mean_us: 2000 };
+        let refused = [("busy".to_owned(), 3), ("failed".to_owned(), 0)].into();
+        let requests = Requests { granted: 4, lost: 1, refused, waited };
+        let agent = AgentStatus {
+            version: "1.2.3".into(),
+            uptime_s: 3 * 3600 + 61,
+            containers: 1,
+            ports: 2,
+            bytes: 3 << 19,
+            requests: requests.clone(),
+        };
+        let ports = PortStatus { backend: "packet".into(), ports: 2, slots: 360, bytes: 3 << 19 };
+        let mut container = ContainerStatus {
+            name: "veth0\n".into(),
+            namespace: 4711,
+            interface: 2,
+            mac: "02:00:00:00:00:01".into(),
+            addresses: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
+            fixed: true,
+            ports: vec![ports],
+            dropped: [("ipv4".to_owned(), 7), ("arp".to_owned(), 0)].into(),
+            requests,
+        };
+        let said = status(&agent, std::slice::from_ref(&container));
+        let asked = "  requests: 4 granted, 1 hung up, refused: busy 3; waited 1.5 ms in the \
+                     middle, 20.0 of 99 %, 30.0 at most, 2.0 in the mean\n";
+        let first = "rocinante-agent 1.2.3, for 3 h 1 min: 1 containers, 2 ports, 1.5 MiB\n";
+        let second = "\n\"veth0\\n\": net:[4711], interface 2, 02:00:00:00:00:01, addresses fixed\n  \
+                      addresses: 10.0.0.1 fd00::1\n  ports: 2 packet with 360 slots, 1.5 MiB\n  \
+                      dropped frames: ipv4 7\n";
+        assert_eq!(said, format!("{first}{asked}{second}{asked}"));
+        container.ports.clear();
+        container.dropped.clear();
+        container.requests = Requests::default();
+        let said = status(&agent, &[container]);
+        let nothing = "  ports: none\n  dropped frames: none\n  requests: 0 granted, 0 hung up, 0 \
+                       refused\n";
+        assert!(said.ends_with(nothing), "{said}");
+        let times = [3, 60, 86_400 + 7200].map(time);
+        assert_eq!(times, ["3 s", "1 min", "1 d 2 h"]);
+    }
+}

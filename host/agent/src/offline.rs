@@ -1,0 +1,103 @@
+//! Containers are released without an agent, so that nothing stays of one that is removed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+use rocinante_netdev::handed::guard;
+
+use crate::asker::Own;
+use crate::config::Config;
+use crate::control::{self, Reply};
+use crate::error::AgentError;
+use crate::holders;
+use crate::host::{HostLink, Namespaces, NsId, SourceFilter};
+use crate::links::{is_gone, peer_elsewhere};
+use crate::listener::remove_left;
+use crate::state::{Known, StateFile};
+
+/// Takes the programs off the hosts' ends of a container, or of all, in this network namespace.
+/// With all, the agent's files go too.
+///
+/// # Errors
+/// An agent runs after all, or the state cannot be read and `force` is not set; or the kernel's.
+pub(crate) fn release(
+    config: &Config,
+    name: Option<&str>,
+    force: bool,
+    each: &mut dyn FnMut(Reply),
+) -> Result<(), AgentError> {
+    let hint = "be root, in the network namespace of the agent";
+    let failed = |e| AgentError::os("programs cannot be taken off", &e, hint);
+    let own = Own::new().map_err(failed)?;
+    let file = StateFile::open(&config.state, own.network().inode())
+        .map_err(|e| AgentError::os(config.state.display(), &e, hint))?;
+    let mut known = match file.read() {
+        Ok(state) => state.containers,
+        Err(_) if force => Vec::new(),
+        Err(why) => {
+            let what = format!("the state does not say which ports are open: {why}");
+            return Err(AgentError::new(what, "--force does not ask for it"));
+        }
+    };
+    // All ends of a container go together.
+    let mut all = BTreeMap::<(Option<NsId>, u32), Vec<HostLink>>::new();
+    for link in Namespaces::open().and_then(|mut it| it.links(None)).map_err(failed)? {
+        if SourceFilter::find(link.index).map_err(failed)?.is_some() {
+            let of = peer_elsewhere(&link).map(|(namespace, _)| namespace);
+            let alone = if of.is_none() { link.index } else { 0 };
+            all.entry((of, alone)).or_default().push(link);
+        }
+    }
+    let is_wanted = |link: &HostLink| name.is_none_or(|name| name == link.name);
+    all.retain(|_, links| links.iter().any(is_wanted));
+    if let (Some(name), true) = (name, all.is_empty()) {
+        return Err(AgentError::new(format!("no container has the end {name:?}"), ""));
+    }
+    let mut are_all_gone = true;
+    for links in all.into_values() {
+        let ends: BTreeSet<u32> = links.iter().map(|link| link.index).collect();
+        let is_held = known.iter().filter(|it| ends.contains(&it.host_end)).any(has_port);
+        for HostLink { index, name, .. } in links {
+            if is_held && !force {
+                each(Reply::Kept { name, reason: "it has open ports".into() });
+                are_all_gone = false;
+                continue;
+            }
+            match SourceFilter::detach_all(index) {
+                Err(e) if !is_gone(&e) => return Err(failed(e)),
+                _ => {}
+            }
+            known.retain(|it| it.host_end != index);
+            each(Reply::Released { name });
+        }
+    }
+    if name.is_some() || !are_all_gone {
+        return file.write(known).map_err(|e| AgentError::os(config.state.display(), &e, hint));
+    }
+    remove_files(config);
+    Ok(())
+}
+
+/// Whether a process has one of the ports that an agent handed over.
+fn has_port(known: &Known) -> bool {
+    let mut ports = known.ports.iter();
+    ports.any(|port| {
+        let sockets = port.sockets.iter().copied().collect();
+        holders::find(known.namespace, &sockets).is_some()
+    })
+}
+
+/// Removes the state, sockets that a killed agent left, and the directories if nothing else is
+/// there.
+fn remove_files(config: &Config) {
+    let control = control::path(&config.state);
+    for socket in [&config.socket, &guard::path(&config.socket), &control] {
+        remove_left(socket);
+    }
+    for file in [config.state.clone(), config.state.with_extension("new")] {
+        let _ = fs::remove_file(file);
+    }
+    for file in [&config.state, &config.socket] {
+        let _ = file.parent().map(fs::remove_dir);
+    }
+}

@@ -1,0 +1,114 @@
+//! How long requests waited: a histogram of some hundred bytes.
+
+use std::time::Duration;
+
+/// Each power of two of microseconds has this number of buckets, as a power of two.
+const PART_BITS: u32 = 3;
+const PARTS: u64 = 1 << PART_BITS;
+/// The last bucket begins above two minutes: a request waits one at most.
+const BUCKETS: usize = 200;
+
+/// The times of requests, each within an eighth.
+#[derive(Debug, Clone)]
+pub(crate) struct Waits {
+    buckets: [u32; BUCKETS],
+    count: u64,
+    sum_us: u64,
+    max_us: u64,
+}
+
+impl Default for Waits {
+    fn default() -> Self {
+        Self { buckets: [0; BUCKETS], count: 0, sum_us: 0, max_us: 0 }
+    }
+}
+
+impl Waits {
+    /// Adds the time of a request.
+    pub(crate) fn add(&mut self, time: Duration) {
+        let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let bucket = &mut self.buckets[bucket_of(us)];
+        *bucket = bucket.saturating_add(1);
+        self.count += 1;
+        self.sum_us = self.sum_us.saturating_add(us);
+        self.max_us = self.max_us.max(us);
+    }
+
+    /// Half of all waited no longer.
+    pub(crate) fn median_us(&self) -> u64 {
+        self.quantile_us(50)
+    }
+
+    /// 99 of 100 waited no longer.
+    pub(crate) fn p99_us(&self) -> u64 {
+        self.quantile_us(99)
+    }
+
+    /// The longest.
+    pub(crate) fn max_us(&self) -> u64 {
+        self.max_us
+    }
+
+    /// The mean.
+    pub(crate) fn mean_us(&self) -> u64 {
+        self.sum_us / self.count.max(1)
+    }
+
+    fn quantile_us(&self, percent: u64) -> u64 {
+        let all: u64 = self.buckets.iter().map(|count| u64::from(*count)).sum();
+        let wanted = (all * percent).div_ceil(100);
+        let mut below = 0;
+        let bucket = self.buckets.iter().position(|count| {
+            below += u64::from(*count);
+            below >= wanted
+        });
+        bucket.map_or(0, end_of).min(self.max_us)
+    }
+}
+
+fn bucket_of(us: u64) -> usize {
+    let Some(shift) = us.checked_ilog2().and_then(|log| log.checked_sub(PART_BITS)) else {
+        return us as usize;
+    };
+    let bucket = (u64::from(shift) << PART_BITS) + (us >> shift);
+    usize::try_from(bucket).unwrap_or(usize::MAX).min(BUCKETS - 1)
+}
+
+/// The longest time of a bucket.
+fn end_of(bucket: usize) -> u64 {
+    let bucket = bucket as u64;
+    if bucket < PARTS {
+        return bucket;
+    }
+    let shift = (bucket >> PART_BITS) - 1;
+    ((bucket - (shift << PART_BITS) + 1) << shift) - 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_in_the_bucket_that_ends_an_eighth_later_at_most() {
+        for us in (0..5000).chain((0..25).flat_map(|log| [(1 << log) - 1, 1 << log, 3 << log])) {
+            let end = end_of(bucket_of(us));
+            assert!(end >= us && end - us <= us / 8, "{us}: {end}");
+        }
+        assert_eq!(bucket_of(u64::MAX), BUCKETS - 1);
+        assert!(end_of(BUCKETS - 2) > 120_000_000, "{}", end_of(BUCKETS - 2));
+    }
+
+    #[test]
+    fn quantiles_are_those_of_the_times() {
+        let mut waits = Waits::default();
+        let none = (waits.median_us(), waits.p99_us(), waits.max_us(), waits.mean_us());
+        assert_eq!(none, (0, 0, 0, 0));
+        (1..=1000).for_each(|ms| waits.add(Duration::from_millis(ms)));
+        let near = |value: u64, wanted: u64| (wanted..=wanted + wanted / 8).contains(&value);
+        assert!(near(waits.median_us(), 500_000), "{}", waits.median_us());
+        assert!(near(waits.p99_us(), 990_000), "{}", waits.p99_us());
+        assert_eq!((waits.max_us(), waits.mean_us()), (1_000_000, 500_500));
+        waits.add(Duration::MAX);
+        assert_eq!(waits.max_us(), u64::MAX);
+    }
+}
