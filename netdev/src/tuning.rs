@@ -146,9 +146,6 @@ pub(crate) mod handed {
     pub const RING_FRAMES: u32 = 180;
     /// Chunks for each direction of a port of `afxdp`, likewise. More: more memory of the agent's.
     pub(crate) const XDP_CHUNKS: u32 = 256;
-    /// A request takes no more of the memory that is left than one part in this many. More: later
-    /// ports are larger. Less: the first ports leave them little.
-    pub(crate) const SHARES: usize = 64;
     /// How long to ask again for an interface that is in use: a queue is free some time after its
     /// socket was closed. More: opening fails later.
     pub(crate) const IN_USE_MAX: Duration = Duration::from_secs(2);

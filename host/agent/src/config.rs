@@ -27,8 +27,11 @@ pub struct Config {
     /// Memory in MiB that the receive rings of a container's ports may take, and their frames
     /// (`afxdp`).
     pub ring_mib_max: usize,
-    /// The same of all ports. Rings get smaller as it runs out.
+    /// The same of all ports, or a quarter of the machine's memory if that is less. Half of it is
+    /// promised to containers, the other half is for those that want more.
     pub ring_mib_total: usize,
+    /// Containers that the promised half is divided among; more of them share it.
+    pub containers_expected: usize,
     /// Frames that one receive ring may have. Each takes 68 KiB, of `afxdp` 8 KiB.
     pub ring_frames_max: u32,
     /// Requests of a container in a second that are looked at.
@@ -60,8 +63,9 @@ impl Default for Config {
             state: "/run/rocinante-agent/state.json".into(),
             guardian: "rocinante".into(),
             ports_max: 64,
-            ring_mib_max: 256,
-            ring_mib_total: 1024,
+            ring_mib_max: 512,
+            ring_mib_total: 4096,
+            containers_expected: 64,
             ring_frames_max: 256,
             requests_per_second: 100,
             self_administered: SelfAdministered::Fixed,
@@ -84,6 +88,14 @@ impl Config {
         Ok(config)
     }
 
+    /// Bytes of memory that the ports of all containers may take.
+    pub(crate) fn ring_bytes_total(&self) -> usize {
+        let machine = rustix::system::sysinfo();
+        // Of a 32-bit kernel they may be more than a number holds.
+        let memory = (machine.totalram as usize).saturating_mul(machine.mem_unit as usize);
+        (self.ring_mib_total << 20).min(memory / 4)
+    }
+
     /// Where the guardian is, if it is there.
     ///
     /// # Errors
@@ -104,6 +116,7 @@ impl Config {
             Self { ports_max: 0, .. } => Err("ports_max is at least 1"),
             Self { ring_mib_max: 0, .. } => Err("ring_mib_max is at least 1"),
             Self { ring_mib_total: 0, .. } => Err("ring_mib_total is at least 1"),
+            Self { containers_expected: 0, .. } => Err("containers_expected is at least 1"),
             Self { socket, state, .. } if socket.parent() == state.parent() => {
                 Err("socket and state are in different directories: containers see the socket's")
             }
@@ -127,16 +140,21 @@ mod tests {
         let shipped = include_str!("../dist/agent.toml");
         assert_eq!(toml::from_str::<Config>(shipped).expect("it is read"), Config::default());
         let options = ["socket", "state", "guardian", "ports_max", "ring_mib_max"];
-        let more = [
-            "ring_mib_total",
-            "ring_frames_max",
-            "requests_per_second",
-            "self_administered",
-            "log",
-        ];
-        for option in options.iter().chain(&more) {
+        let more = ["ring_mib_total", "containers_expected", "ring_frames_max"];
+        let others = ["requests_per_second", "self_administered", "log"];
+        for option in options.iter().chain(&more).chain(&others) {
             assert!(shipped.contains(&format!("\n{option} = ")), "{option}");
         }
+    }
+
+    #[test]
+    fn all_ports_take_a_quarter_of_the_memory_at_most() {
+        let total = |ring_mib_total| Config { ring_mib_total, ..Config::default() };
+        let meminfo = fs::read_to_string("/proc/meminfo").expect("a table");
+        let line = meminfo.lines().find_map(|l| l.strip_prefix("MemTotal:")).expect("a line");
+        let kib: usize = line.trim().trim_end_matches(" kB").parse().expect("a number");
+        assert_eq!(total(1).ring_bytes_total(), 1 << 20);
+        assert_eq!(total(1 << 30).ring_bytes_total() >> 10, kib / 4);
     }
 
     #[test]
@@ -152,6 +170,7 @@ mod tests {
             ("ports_max = 0", "ports_max"),
             ("ring_mib_max = 0", "ring_mib_max"),
             ("ring_mib_total = 0", "ring_mib_total"),
+            ("containers_expected = 0", "containers_expected"),
             ("socket = \"/run/a/b\"\nstate = \"/run/a/c\"", "different directories"),
             ("socket = \"a/b\"", "absolute"),
             ("state = \"/run/a/control.json\"", "control.sock"),

@@ -5,6 +5,7 @@
 //! force are in the kernel; this module keeps the state that maintains them.
 
 mod ports;
+mod promise;
 mod recover;
 mod release;
 mod report;
@@ -29,6 +30,7 @@ use crate::steps;
 
 pub(crate) use self::ports::PortId;
 use self::ports::{Port, Taken};
+use self::promise::Memory;
 pub(crate) use self::report::Totals;
 
 /// The facts about a container beside its namespace. A later user of the agent gives more here: a
@@ -82,6 +84,7 @@ pub(crate) struct HostEnd {
 #[derive(Debug)]
 pub(crate) struct Containers {
     config: Config,
+    memory: Memory,
     state: StateFile,
     inner: Mutex<Inner>,
     /// By the index of the host's end.
@@ -131,6 +134,7 @@ impl Containers {
         };
         Ok(Self {
             config: config.clone(),
+            memory: Memory::new(config),
             state,
             inner: Mutex::new(inner),
             turns: Mutex::default(),

@@ -10,7 +10,7 @@ use crate::kernel::interface::Interface;
 use crate::port::config::{PacketConfig, PortConfig, XdpConfig};
 use crate::port::contract::Backend;
 use crate::port::error::OpenError;
-use crate::tuning::handed::{RING_FRAMES, SHARES, XDP_CHUNKS};
+use crate::tuning::handed::{RING_FRAMES, XDP_CHUNKS};
 use crate::tuning::xdp::CHUNKS_MIN;
 
 /// Frames of the smallest ring that [`GiveLimits::within`] allows: one block of 1 MiB.
@@ -47,11 +47,10 @@ pub struct Given {
 }
 
 impl GiveLimits {
-    /// The limits of a request to an agent that has `left` bytes of kernel memory left for ports.
-    /// Each takes a 64th of these, or the least: where there are few ports they are fast, and where
-    /// there are many each is answered. `None` if not even the least is left.
+    /// The limits of a request that takes `fair` bytes of kernel memory, or the least for its ports
+    /// if that is more, but never more than `most`. `None` if not even the least is left.
     #[must_use]
-    pub fn within(left: usize, request: &Request) -> Option<Self> {
+    pub fn within(fair: usize, most: usize, request: &Request) -> Option<Self> {
         let default = Self::default();
         let sizes: Vec<u32> = match request.backend {
             // All that there are.
@@ -62,7 +61,7 @@ impl GiveLimits {
                 .collect(),
         };
         let bytes = |frames: u32| Self { ring_frames_max: frames, ..default }.most_bytes(request);
-        let most = (left / SHARES).max(bytes(sizes[0])).min(left);
+        let most = fair.max(bytes(sizes[0])).min(most);
         let ring_frames_max = sizes.into_iter().rev().find(|frames| bytes(*frames) <= most)?;
         Some(Self { ring_frames_max, ..default })
     }
@@ -246,43 +245,38 @@ mod tests {
     }
 
     #[test]
-    fn of_a_gigabyte_the_first_have_large_rings_and_two_hundred_have_one() {
-        let (request, total) = (request(1), 1_000_000_000);
-        let (mut left, mut sizes) = (total, Vec::new());
-        while let Some(limits) = GiveLimits::within(left, &request) {
-            left -= limits.memory_bytes(&request);
-            sizes.push(limits.ring_frames(&request));
+    fn a_request_takes_the_whole_blocks_that_fit() {
+        for (mib, frames) in [(1_usize, 15), (2, 30), (11, 165), (12, 180), (17, 255), (100, 255)] {
+            let limits = |least| GiveLimits::within((mib << 20) + least, 1 << 30, &request(1));
+            for least in [0, (1 << 20) - 1] {
+                let limits = limits(least).expect("room");
+                assert_eq!(limits.ring_frames_max, frames, "{mib}");
+                assert!(limits.memory_bytes(&request(1)) <= 12 << 20, "it asks for no more");
+            }
         }
-        assert!(sizes[..15].iter().all(|frames| *frames == RING_FRAMES), "{sizes:?}");
-        assert!(sizes.is_sorted_by(|one, next| one >= next));
-        assert!(sizes.len() >= 200, "{}", sizes.len());
-        assert_eq!(sizes.last(), Some(&RING_FRAMES_MIN));
-        assert!(left < 1 << 20, "nothing is left over: {left}");
+        let larger = Request { ring_frames: Some(256), ..request(1) };
+        let limits = GiveLimits::within(1 << 24, 1 << 30, &larger).expect("room");
+        assert_eq!(limits.memory_bytes(&larger), 1 << 24, "a request for more gets no more");
     }
 
     #[test]
     fn shards_share_what_one_request_takes() {
-        let limits = GiveLimits::within(1_000_000_000, &request(4)).expect("room");
-        assert!(limits.memory_bytes(&request(4)) <= 1_000_000_000 / SHARES);
-        assert!(GiveLimits::within(63 << 20, &request(64)).is_none(), "64 take 64 MiB");
-        assert!(GiveLimits::within(64 << 20, &request(64)).is_some());
-        let larger = Request { ring_frames: Some(256), ..request(1) };
-        let limits = GiveLimits::within(1 << 30, &larger).expect("room");
-        assert!(limits.memory_bytes(&larger) <= 1 << 24, "a request for more gets no more");
+        let limits = GiveLimits::within(16 << 20, 1 << 30, &request(4)).expect("room");
+        assert_eq!(limits.memory_bytes(&request(4)), 16 << 20);
+        assert!(GiveLimits::within(0, (64 << 20) - 1, &request(64)).is_none(), "64 take 64 MiB");
+        let least = GiveLimits::within(0, 64 << 20, &request(64)).expect("room");
+        assert_eq!(least.ring_frames_max, RING_FRAMES_MIN);
     }
+
     #[test]
     fn ports_of_afxdp_are_counted_by_their_own_size() {
-        let (request, total) = (of(Backend::Xdp, 1), 500_000_000);
-        let (mut left, mut sizes) = (total, Vec::new());
-        while let Some(limits) = GiveLimits::within(left, &request) {
-            left -= limits.memory_bytes(&request);
-            sizes.push(limits.ring_frames(&request));
+        let of_chunks = |chunks| xdp::memory_bytes(chunks);
+        for (bytes, chunks) in [(0, 64), (of_chunks(128), 128), (of_chunks(256), 256)] {
+            let limits = GiveLimits::within(bytes, 1 << 30, &of(Backend::Xdp, 1)).expect("room");
+            assert_eq!(limits.ring_frames(&of(Backend::Xdp, 1)), chunks);
         }
-        assert!(sizes[..100].iter().all(|chunks| *chunks == XDP_CHUNKS), "{sizes:?}");
-        assert!(sizes.is_sorted_by(|one, next| one >= next));
-        assert!(sizes.len() >= 200, "{}", sizes.len());
-        assert_eq!(sizes.last(), Some(&CHUNKS_MIN));
-        assert!(left < 1 << 20, "nothing is left over: {left}");
+        let least = of_chunks(CHUNKS_MIN);
+        assert!(GiveLimits::within(0, least - 1, &of(Backend::Xdp, 1)).is_none());
         // What cannot be is the next that can.
         for (asked, chunks) in [(0, 64), (100, 64), (128, 128), (255, 128), (u32::MAX, 256)] {
             let asked = Request { ring_frames: Some(asked), ..of(Backend::Xdp, 2) };

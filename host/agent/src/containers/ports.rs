@@ -132,10 +132,8 @@ impl Containers {
             let reason = "your container has a port of afxdp on this interface already";
             return Err(Refused::new(Code::InUse, reason, "close it, or choose --netdev packet"));
         }
-        let all: Taken = inner.containers.keys().map(|end| inner.taken(*end)).sum::<Taken>();
-        let all = all + inner.reserved.values().copied().sum();
-        let reserved = inner.reserved.get(&end.index).copied().unwrap_or_default();
-        let own = inner.taken(end.index) + reserved;
+        let mut others = inner.in_use();
+        let own = others.remove(&end.index).unwrap_or_default();
         let busy = |reason| {
             let hint = "close ports, or see ports_max and ring_mib_max in agent.toml";
             Err(Refused::new(Code::Busy, reason, hint))
@@ -143,19 +141,19 @@ impl Containers {
         if own.ports + request.shards.count > self.config.ports_max {
             return busy(format!("your container has {} ports already", own.ports));
         }
-        let left = (self.config.ring_mib_total << 20).saturating_sub(all.bytes);
-        let Some(limits) = GiveLimits::within(left, request) else {
-            return busy(format!("the ports of all containers have {} bytes already", all.bytes));
+        let others: Vec<usize> = others.values().map(|taken| taken.bytes).collect();
+        let allowed = self.memory.allowed(own.bytes, &others);
+        let Some(limits) = GiveLimits::within(allowed.fair, allowed.most, request) else {
+            let all = (own.bytes + others.iter().sum::<usize>()) >> 20;
+            let own = own.bytes >> 20;
+            return busy(format!("your container's ports have {own} MiB already, all have {all}"));
         };
         let ring_frames_max = limits.ring_frames_max.min(self.config.ring_frames_max);
         let limits = GiveLimits { ring_frames_max, ..limits };
         let bytes = limits.memory_bytes(request);
-        if own.bytes + bytes > self.config.ring_mib_max << 20 {
-            let own = own.bytes;
-            return busy(format!("your container's ports have {own} bytes already"));
-        }
         let taken = Taken { ports: request.shards.count, bytes };
-        inner.reserved.insert(end.index, reserved + taken);
+        let reserved = inner.reserved.entry(end.index).or_default();
+        *reserved = *reserved + taken;
         Ok((Room { containers: self, host_end: end.index, taken }, limits))
     }
 
@@ -181,6 +179,19 @@ impl Containers {
 }
 
 impl Inner {
+    /// The resources of each container that has ports or is about to.
+    fn in_use(&self) -> BTreeMap<u32, Taken> {
+        let mut all = self.reserved.clone();
+        for end in self.containers.keys() {
+            let taken = self.taken(*end);
+            if taken.ports > 0 {
+                let of = all.entry(*end).or_default();
+                *of = *of + taken;
+            }
+        }
+        all
+    }
+
     /// The resources that the ports of a container take.
     fn taken(&self, host_end: u32) -> Taken {
         let ports = self.containers.get(&host_end).map(|container| &container.ports);
@@ -321,12 +332,13 @@ mod tests {
     fn requests_at_one_time_get_no_more_than_one_after_the_other() {
         let rooms_of = |mib: usize| (mib << 20) / GiveLimits::default().memory_bytes(&request(1));
         let usual = Config::default;
+        let alone = |config| Config { containers_expected: 1, ..config };
         for (name, config, shards, rooms, said) in [
             ("one", Config { ports_max: 1, ..usual() }, 1, 1, "1 ports"),
             ("shards", Config { ports_max: 7, ..usual() }, 2, 3, "6 ports"),
             ("usual", usual(), 1, 64, "64 ports"),
-            ("ring", Config { ring_mib_max: 4, ..usual() }, 1, rooms_of(4), "bytes already"),
-            ("total", Config { ring_mib_total: 6, ..usual() }, 1, rooms_of(6), "all containers"),
+            ("ring", Config { ring_mib_max: 4, ..usual() }, 1, rooms_of(4), "4 MiB already"),
+            ("total", alone(Config { ring_mib_total: 6, ..usual() }), 1, rooms_of(6), "all have 6"),
         ] {
             let (world, request) = (World::new(name, &config), request(shards));
             let mut ports = Vec::new();
@@ -354,6 +366,29 @@ mod tests {
             world.containers.remove_port(ports.remove(0));
             assert_eq!(world.all(3, &request).0.len(), 1, "{name}");
         }
+    }
+
+    /// Two of three containers take all that they get, also while their requests are under way. The
+    /// third one's part stays.
+    #[test]
+    fn what_a_container_is_promised_is_there_beside_two_hogs() {
+        let config = Config { ring_mib_total: 24, containers_expected: 3, ..Config::default() };
+        let world = World::new("hogs", &config);
+        world.comes(5);
+        let large = Request { ring_frames: Some(256), ..request(1) };
+        let hogs = [3, 4].map(|hog| world.all(hog, &large).0);
+        let taken = |rooms: &[Room<'_>]| rooms.iter().map(|room| room.taken.bytes).sum::<usize>();
+        assert_eq!(hogs.each_ref().map(|rooms| taken(rooms) >> 20), [4 + 12, 4]);
+        for round in 0..3 {
+            let (rooms, refused) = world.all(5, &large);
+            let sizes: Vec<usize> = rooms.iter().map(|room| room.taken.bytes >> 20).collect();
+            assert_eq!(sizes, [2, 1, 1], "{round}: {refused}");
+            assert!(refused.reason.contains("4 MiB already, all have 24"), "{refused}");
+        }
+        // A port of a hog goes: any of them may have its room beyond its part.
+        let [mut first, _second] = hogs;
+        let returned = first.pop().expect("many").taken.bytes >> 20;
+        assert_eq!(taken(&world.all(5, &large).0) >> 20, 4 + returned);
     }
 
     /// Of several containers that go at once none stays.

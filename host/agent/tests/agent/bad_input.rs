@@ -131,17 +131,22 @@ fn a_container_has_so_many_ports_and_so_much_memory() {
     host.asker(1).granted(host.addresses(1)[0]);
     assert_eq!(asker.tell("close"), "done");
     host.has_ports(0);
-    // The most frames that one port may have take 16 MiB.
-    let large = |asker: &mut Asker| asker.tell(&format!("ask {v4} 2 256"));
-    assert!(large(&mut asker).starts_with("granted"));
-    assert!(large(&mut asker).starts_with("granted"));
-    let refused = large(&mut asker);
-    assert!(refused.starts_with("refused Busy") && refused.contains("bytes"), "{refused}");
     // More frames than there may be are those that may be.
     asker.tell("close");
     host.has_ports(0);
     let answer = asker.tell(&format!("ask {v4} 2 16384"));
     assert!(answer.starts_with("granted"), "{answer}");
+    asker.tell("close");
+    host.has_ports(0);
+    host.kill();
+    host.configure("containers_expected = 1\nring_mib_total = 2");
+    host.start();
+    let mut other = host.asker(1);
+    for _ in 0..2 {
+        other.granted(host.addresses(1)[0]);
+    }
+    let refused = host.asker(0).refused(v4);
+    assert!(refused.starts_with("Busy") && refused.contains("MiB already"), "{refused}");
 }
 
 /// The default number of ports, which is more than may be asked for at a time.

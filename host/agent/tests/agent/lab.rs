@@ -219,6 +219,24 @@ impl Host {
         containers.iter().map(|c| c["ports"].as_array().map_or(0, Vec::len)).sum()
     }
 
+    /// Bytes that the agent counts for the ports of all containers.
+    pub(crate) fn bytes(&self) -> u64 {
+        let state = self.state_text();
+        let containers = state["containers"].as_array().into_iter().flatten();
+        let ports = containers.flat_map(|it| it["ports"].as_array().into_iter().flatten());
+        ports.map(|port| port["bytes"].as_u64().expect("a number")).sum()
+    }
+
+    /// The slots of the rings that a container has, in the order of its ports.
+    pub(crate) fn slots(&self, container: usize) -> Vec<u64> {
+        let index = self.index(self.container(container).host_end());
+        let state = self.state_text();
+        let mut all = state["containers"].as_array().into_iter().flatten();
+        let own = all.find(|known| known["host_end"] == index).expect("it is known");
+        let ports = own["ports"].as_array().into_iter().flatten();
+        ports.map(|port| port["ring"]["frames"].as_u64().expect("a ring")).collect()
+    }
+
     /// The number of rings that the agent has mapped, so that their holders cannot resize them.
     pub(crate) fn guarded_rings(&self) -> usize {
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.agent_id()));

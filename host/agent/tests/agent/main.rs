@@ -13,6 +13,7 @@ mod lab;
 mod log;
 mod many;
 mod restart;
+mod rings;
 mod sockets;
 mod turns;
 mod unit;

@@ -44,14 +44,6 @@ fn opened_by_oneself(host: &Host) -> u64 {
     times[times.len() / 2]
 }
 
-/// Bytes that the agent counts for the ports of all containers.
-fn counted_bytes(host: &Host) -> u64 {
-    let state = host.state_text();
-    let containers = state["containers"].as_array().cloned().unwrap_or_default();
-    let ports = containers.iter().flat_map(|c| c["ports"].as_array().cloned().unwrap_or_default());
-    ports.map(|port| port["bytes"].as_u64().expect("a number")).sum()
-}
-
 /// Bytes of memory that the machine has left.
 fn available_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").expect("a table");
@@ -90,7 +82,7 @@ fn two_hundred_containers() {
     let before = available_bytes();
     let times = one_after_the_other(&host, &mut askers, 0);
     let taken = before.saturating_sub(available_bytes());
-    let counted = counted_bytes(&host);
+    let counted = host.bytes();
     assert!(counted <= BYTES_TOTAL, "{counted}");
     let resident = resident_kib(host.agent_id());
     assert!(resident <= RESIDENT_KIB_MAX, "{resident} KiB");
@@ -137,7 +129,7 @@ fn two_hundred_containers() {
         start.elapsed().as_millis(),
     );
     assert_eq!(host.ports(), usize::from(CONTAINERS));
-    let counted = counted_bytes(&host);
+    let counted = host.bytes();
     assert!(counted <= BYTES_TOTAL, "{counted}");
     // And as programs do, which wait for their turn.
     close(&host, &mut askers);
@@ -150,6 +142,14 @@ fn two_hundred_containers() {
         assert!(answer.starts_with("opened packet: "), "{answer}");
     }
     println!("programs, all at once: in all {} ms", start.elapsed().as_millis());
+    // A hundred of them have the same.
+    close(&host, &mut askers);
+    host.kill();
+    host.configure("containers_expected = 100");
+    host.start();
+    one_after_the_other(&host, &mut askers[..100], 0);
+    let (first, last) = (host.slots(0), host.slots(99));
+    assert_eq!((&first, &last), (&vec![60], &vec![60]));
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn a_hundred_ports_of_afxdp() {
     for (index, asker) in askers.iter_mut().enumerate() {
         asker.opened(Backend::Xdp, host.addresses(index)[0]);
     }
-    let (took, counted) = (start.elapsed(), counted_bytes(&host));
+    let (took, counted) = (start.elapsed(), host.bytes());
     let taken = before.saturating_sub(available_bytes());
     let resident = resident_kib(host.agent_id());
     println!(

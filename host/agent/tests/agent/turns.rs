@@ -40,6 +40,29 @@ fn all_that_start_together_get_their_ports() {
     host.asker(0).opened(Backend::Packet, v6);
 }
 
+/// Two hundred programs of two containers, which may have a hundred ports each.
+#[test]
+fn two_hundred_of_two_containers_get_their_ports() {
+    let mut host = host_or_skip!("turns::two_hundred_of_two_containers", 2);
+    host.configure("ports_max = 100\nring_mib_total = 1024");
+    host.start();
+    let mut herd: Vec<Asker> = (0..200).map(|nth| host.asker(nth % 2)).collect();
+    herd.iter_mut().for_each(|asker| drop(asker.tell("rights")));
+    for (nth, asker) in herd.iter_mut().enumerate() {
+        asker.say(&format!("wait-for {}", host.addresses(nth % 2)[0]));
+    }
+    for asker in &mut herd {
+        let answer = asker.hear();
+        assert!(answer.starts_with("refused Queued"), "{answer}");
+        asker.say("hear-answer");
+    }
+    for asker in &mut herd {
+        let answer = asker.hear();
+        assert!(answer.starts_with("granted 1 "), "{answer}");
+    }
+    assert_eq!([host.slots(0).len(), host.slots(1).len()], [100, 100]);
+}
+
 #[test]
 fn nothing_is_worked_for_a_program_that_gave_up() {
     let mut host = host_or_skip!("turns::nothing_is_worked", 1);
