@@ -3,10 +3,10 @@
 //! A process is held by a pidfd, so that its number cannot become another's unnoticed: facts read
 //! by the number are true if the pidfd shows afterwards that the process lives.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::PathBuf;
 
 use nix::sys::socket::getsockopt;
@@ -64,7 +64,9 @@ impl Own {
 
 impl Namespace {
     pub(crate) fn open(path: PathBuf) -> io::Result<Self> {
-        let file = File::open(path)?;
+        // Another file might be one that waits for a writer.
+        let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
         let inode = file.metadata()?.ino();
         Ok(Self { file, inode })
     }
@@ -144,6 +146,21 @@ impl Asker {
             Ok(inode) if inode == self.namespace.inode => Ok(()),
             _ => Err(Refused::new(Code::Forbidden, "you moved to another network namespace", "")),
         }
+    }
+}
+
+impl Namespace {
+    /// Whether processes of a container may administer this namespace of its own, as far as its
+    /// owner decides.
+    ///
+    /// # Errors
+    /// What to answer if the agent does not serve it: it is the host's, or nested in a container.
+    pub(crate) fn is_of_its_container(&self, own: &Own) -> Result<bool, Refused> {
+        if self.inode == own.network.inode {
+            let reason = "it is the network namespace of the host, or of the agent";
+            return Err(Refused::new(Code::Forbidden, reason, ""));
+        }
+        Ok(owner_of(self, own)? == Owner::Container)
     }
 }
 

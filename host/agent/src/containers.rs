@@ -4,6 +4,7 @@
 //! [`Containers::find`] and [`Containers::attach`] are the one way to become known. The rules in
 //! force are in the kernel; this module keeps the state that maintains them.
 
+mod introduce;
 mod ports;
 mod promise;
 mod recover;
@@ -20,12 +21,13 @@ use tracing::Level;
 
 use crate::asker::Namespace;
 use crate::config::{Config, SelfAdministered};
+use crate::control::About;
 use crate::host::{Attached, Heard, HostLink, Namespaces, NsId, SourceFilter, Sources};
 use crate::journal::{Drops, Journal, Seldom};
 use crate::limits::Share;
 use crate::links::{WayOut, ends, failed, is_gone, peer_elsewhere, sources_of, way_out};
 use crate::log::{Listed, short};
-use crate::state::{Fixed, Known, KnownPort, StateFile};
+use crate::state::{Fixed, Introduced, Known, KnownPort, StateFile};
 use crate::steps;
 
 pub(crate) use self::ports::PortId;
@@ -33,14 +35,15 @@ use self::ports::{Port, Taken};
 use self::promise::Memory;
 pub(crate) use self::report::Totals;
 
-/// The facts about a container beside its namespace. A later user of the agent gives more here: a
-/// CNI plugin or an OCI hook, which call before a container runs, know its addresses.
+/// The facts about a container beside its namespace.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Hints {
+pub(crate) struct Hints<'a> {
     /// The index of the container's interface.
     pub(crate) interface: u32,
     /// Whether its processes may change its addresses.
     pub(crate) is_administered_by_itself: bool,
+    /// What its engine says before it runs. So the addresses of now are those that it was given.
+    pub(crate) about: Option<&'a About>,
 }
 
 /// What [`Containers::find`] found.
@@ -65,6 +68,7 @@ struct FoundEnd {
     peer: (NsId, u32),
     namespace: u64,
     fixed: Option<Sources>,
+    introduced: Option<Introduced>,
     /// The name of the container's interface, by the container.
     interface: String,
 }
@@ -111,6 +115,7 @@ struct Container {
     namespace: u64,
     /// The source addresses that may leave, if they do not follow the namespace's addresses.
     fixed: Option<Sources>,
+    introduced: Option<Introduced>,
     /// The source addresses that may leave now.
     sources: Sources,
     /// Frames that were dropped, as far as the log has them.
@@ -146,7 +151,7 @@ impl Containers {
     ///
     /// # Errors
     /// The refusal to send.
-    pub(crate) fn find(&self, namespace: &Namespace, hints: Hints) -> Result<Found, Refused> {
+    pub(crate) fn find(&self, namespace: &Namespace, hints: Hints<'_>) -> Result<Found, Refused> {
         if hints.is_administered_by_itself
             && self.config.self_administered == SelfAdministered::Refuse
         {
@@ -159,7 +164,8 @@ impl Containers {
         let follows = !hints.is_administered_by_itself
             || self.config.self_administered == SelfAdministered::Follow;
         let (own, host) = ends(&mut inner.namespaces, id, hints.interface)?;
-        let end = inner.found(id, namespace.inode(), follows, (&own, host))?;
+        let of = (namespace.inode(), hints.about);
+        let end = inner.found(id, of, follows, (&own, host))?;
         // A port can send from each interface of its namespace.
         let all = inner.namespaces.links(Some(id)).map_err(|e| failed("list", &e))?;
         let mut others = Vec::new();
@@ -167,7 +173,7 @@ impl Containers {
             match way_out(&mut inner.namespaces, id, link) {
                 WayOut::None => {}
                 WayOut::HostEnd(host) => {
-                    others.push(inner.found(id, namespace.inode(), follows, (link, host))?);
+                    others.push(inner.found(id, of, follows, (link, host))?);
                 }
                 WayOut::Unguarded => {
                     let name = &link.name;
@@ -195,7 +201,7 @@ impl Containers {
     }
 
     fn guard(&self, found: FoundEnd) -> Result<HostEnd, Refused> {
-        let FoundEnd { end, peer, namespace, fixed, interface } = found;
+        let FoundEnd { end, peer, namespace, fixed, introduced, interface } = found;
         let turn = self.turn_of(end.index);
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         let (_, how) = SourceFilter::attach(end.index, &end.sources).map_err(|e| no_filter(&e))?;
@@ -206,7 +212,8 @@ impl Containers {
         let is_new = old.as_ref().is_none_or(|old| old.namespace != namespace);
         let (ports, dropped) = old.map(|old| (old.ports, old.dropped)).unwrap_or_default();
         let (name, sources) = (end.name.clone(), end.sources.clone());
-        let container = Container { name, peer, namespace, fixed, sources, dropped, ports };
+        let container =
+            Container { name, peer, namespace, fixed, introduced, sources, dropped, ports };
         inner.journal.names(Share::Container(namespace), &end.name);
         if is_new {
             tell_attached(&inner.journal, &container, &interface);
@@ -275,7 +282,7 @@ impl Containers {
             match way_out(&mut inner.namespaces, id, &link) {
                 WayOut::None => {}
                 WayOut::HostEnd(host) => {
-                    let found = inner.found(id, namespace, follows, (&link, host));
+                    let found = inner.found(id, (namespace, None), follows, (&link, host));
                     let Ok(FoundEnd { end, peer, fixed, interface, .. }) = found else { continue };
                     if let Err(e) = SourceFilter::attach(end.index, &end.sources) {
                         inner.journal.failed(namespace, &end.name, "cannot be guarded", &e);
@@ -283,8 +290,17 @@ impl Containers {
                     }
                     let (name, sources) = (end.name, end.sources);
                     let (dropped, ports) = Default::default();
-                    let container =
-                        Container { name, peer, namespace, fixed, sources, dropped, ports };
+                    let introduced = None;
+                    let container = Container {
+                        name,
+                        peer,
+                        namespace,
+                        fixed,
+                        introduced,
+                        sources,
+                        dropped,
+                        ports,
+                    };
                     tell_attached(&inner.journal, &container, &interface);
                     inner.containers.insert(end.index, container);
                     self.write(inner);
@@ -335,6 +351,7 @@ impl Containers {
             interface: container.peer.1,
             namespace: container.namespace,
             fixed: container.fixed.as_ref().map(Fixed::from),
+            introduced: container.introduced.clone(),
             ports: container.ports.values().map(KnownPort::from).collect(),
         };
         if let Err(error) = self.state.write(inner.containers.iter().map(known).collect()) {
@@ -353,7 +370,7 @@ impl Inner {
     fn found(
         &mut self,
         id: NsId,
-        namespace: u64,
+        (namespace, about): (u64, Option<&About>),
         follows: bool,
         (own, host): (&HostLink, HostLink),
     ) -> Result<FoundEnd, Refused> {
@@ -362,15 +379,24 @@ impl Inner {
         let peer = (id, own.index);
         let known = self.containers.get(&host.index);
         let known = known.filter(|c| (c.peer, c.namespace) == (peer, namespace));
+        let introduced = match about {
+            Some(about) => Some(about.introduced(&now)),
+            None => known.and_then(|known| known.introduced.clone()),
+        };
+        let given = introduced.as_ref().map(|it| narrowed(&it.given.clone().into(), &now));
         let fixed = match known {
             // Once fixed it stays so, whichever process of the container asks.
-            Some(Container { fixed: Some(fixed), .. }) => Some(narrowed(fixed, &now)),
-            // One of its processes may change them, now that we know: they stay as they are.
-            Some(_) | None => (!follows).then(|| now.clone()),
+            Some(Container { fixed: Some(fixed), .. }) if about.is_none() => {
+                Some(narrowed(fixed, &now))
+            }
+            // One of its processes may change them, now that we know: they stay as they are, or as
+            // its engine gave them.
+            Some(_) | None => (!follows).then(|| given.unwrap_or_else(|| now.clone())),
         };
         let sources = fixed.clone().unwrap_or(now);
         let end = HostEnd { index: host.index, name: host.name, sources };
-        Ok(FoundEnd { end, peer, namespace, fixed, interface: own.name.clone() })
+        let interface = own.name.clone();
+        Ok(FoundEnd { end, peer, namespace, fixed, introduced, interface })
     }
 
     /// Lets out the addresses that the container has now, or fewer. Returns whether it is still

@@ -14,11 +14,12 @@ mod caller;
 mod closers;
 mod config;
 mod containers;
-mod control;
+pub mod control;
 mod ends;
 mod error;
 mod guard;
 mod holders;
+mod hook;
 #[doc(hidden)]
 pub mod host;
 mod journal;
@@ -36,8 +37,9 @@ mod tally;
 mod waits;
 
 pub use config::{Config, SelfAdministered};
-pub use control::client::{release, status};
+pub use control::{release, status};
 pub use error::AgentError;
+pub use hook::hook;
 pub use log::LogLevel;
 pub use server::run;
 pub use steps::STEPS;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use rocinante_agent::{AgentError, Config, release, run, status};
+use rocinante_agent::{AgentError, Config, control, hook, release, run, status};
 
 /// Fast RDMA ports for containers without any capability.
 #[derive(Parser)]
@@ -49,6 +49,17 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
     },
+    /// Have the agent know a container before it runs: an OCI hook of createRuntime, with the
+    /// container's state on standard input. Without an agent, or where it does not serve the
+    /// container, the container begins all the same.
+    Hook {
+        /// Fail then, and the container with it.
+        #[arg(long)]
+        required: bool,
+        /// The configuration of the agent; without it, the defaults.
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+    },
     /// Say whether a configuration is understood, and do nothing else.
     Check {
         /// The configuration.
@@ -68,6 +79,17 @@ fn main() -> ExitCode {
         }
         Command::Release { name, all: _, force, config } => {
             configuration(config.as_deref()).and_then(|it| release(&it, name.as_deref(), force))
+        }
+        Command::Hook { required, config } => {
+            let done = configuration(config.as_deref())
+                .and_then(|it| hook(&control::path(&it.state), std::io::stdin().lock()));
+            match done {
+                Err(error) if !required => {
+                    eprintln!("rocinante-agent: {error}");
+                    Ok(())
+                }
+                done => done,
+            }
         }
         Command::Check { file } => Config::read(&file).map(drop),
     };

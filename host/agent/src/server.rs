@@ -26,7 +26,7 @@ use crate::closers::{Closers, Foreign, INTERRUPT};
 use crate::config::Config;
 use crate::containers::{Containers, HeardOf, Hints, PortId, Totals};
 use crate::control::serve::Clients;
-use crate::control::{AgentStatus, Reply, Verb};
+use crate::control::{About, AgentStatus, Reply, Verb};
 use crate::ends::Ends;
 use crate::error::AgentError;
 use crate::guard::Guards;
@@ -382,12 +382,23 @@ impl Agent {
     /// Works a command.
     fn obey(&self, command: &control::Request, each: &mut dyn FnMut(Reply)) {
         let name = command.name.as_deref();
-        if command.command == Verb::Release {
-            return self.containers.release(name, command.force, each);
+        match command.command {
+            Verb::Status => {}
+            Verb::Release => return self.containers.release(name, command.force, each),
+            Verb::Introduce | Verb::Check => {
+                let name = match &command.about {
+                    Some(about) => self.introduce(command.command, about),
+                    None => Err(Refused::new(Code::Failed, "the container is missing", "")),
+                };
+                return each(match name {
+                    Ok(name) => Reply::Introduced { name },
+                    Err(refused) => Reply::Refused { reason: refused.to_string() },
+                });
+            }
         }
         let reports = self.containers.report(name);
         if let (Some(name), true) = (name, reports.is_empty()) {
-            return each(Reply::Refused { reason: format!("no container has the end {name:?}") });
+            return each(Reply::Refused { reason: format!("no container is called {name:?}") });
         }
         let Totals { containers, ports, bytes } = self.containers.totals();
         each(Reply::Agent(AgentStatus {
@@ -401,15 +412,35 @@ impl Agent {
         reports.into_iter().for_each(|report| each(Reply::Container(report)));
     }
 
+    /// Makes a container known, or checks that it is. Returns the name of the host's end.
+    fn introduce(&self, verb: Verb, about: &About) -> Result<String, Refused> {
+        self.can_guard()?;
+        let unreadable = |e: io::Error| {
+            let reason = format!("{}: {e}", about.namespace.display());
+            Refused::new(Code::Failed, reason, "is it a network namespace?")
+        };
+        let namespace = Namespace::open(about.namespace.clone()).map_err(unreadable)?;
+        let is_administered_by_itself = namespace.is_of_its_container(&self.own)?;
+        if verb == Verb::Check {
+            let name = self.containers.introduced(&namespace, about)?;
+            return name.ok_or_else(|| Refused::new(Code::Interface, "it is not known", ""));
+        }
+        Ok(self.containers.introduce(&namespace, about, is_administered_by_itself)?.name)
+    }
+
+    fn can_guard(&self) -> Result<(), Refused> {
+        let reason = "the host's kernel cannot keep forged frames back";
+        let refused = || Refused::new(Code::Unsupported, reason, "the host needs Linux 6.6");
+        self.has_tcx.then_some(()).ok_or_else(refused)
+    }
+
     /// The answer to a request, and the ports that it hands over.
     fn open(&self, asker: &Asker, request: &Request) -> Result<(Given, Option<PortId>), Refused> {
-        if !self.has_tcx {
-            let reason = "the host's kernel cannot keep forged frames back";
-            return Err(Refused::new(Code::Unsupported, reason, "the host needs Linux 6.6"));
-        }
+        self.can_guard()?;
         let hints = Hints {
             interface: request.interface,
             is_administered_by_itself: asker.is_administered_by_itself,
+            about: None,
         };
         let found = self.containers.find(&asker.namespace, hints)?;
         let (room, limits) = self.containers.reserve(found.end(), request)?;

@@ -42,6 +42,9 @@ pub(crate) struct Known {
     pub(crate) namespace: u64,
     /// Its addresses, if they do not follow those of the namespace.
     pub(crate) fixed: Option<Fixed>,
+    /// What an engine said of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) introduced: Option<Introduced>,
     /// Its ports.
     pub(crate) ports: Vec<KnownPort>,
 }
@@ -51,6 +54,16 @@ pub(crate) struct Known {
 pub(crate) struct Fixed {
     pub(crate) mac: [u8; 6],
     pub(crate) addresses: Vec<IpAddr>,
+}
+
+/// What an engine said of a container before it ran.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Introduced {
+    /// The engine's name for the container.
+    pub(crate) id: String,
+    pub(crate) engine: String,
+    /// The addresses that the engine gave it.
+    pub(crate) given: Fixed,
 }
 
 /// The ports of one answer.
@@ -182,7 +195,16 @@ mod tests {
             KnownPort { sockets: vec![7, 8], ring: Some(ring), bytes: 1 << 20, slots: 2 },
             KnownPort { sockets: vec![9], ring: None, bytes: 1 << 21, slots: 64 },
         ];
-        Known { host_end, interface: 2, namespace: 4_026_531_840, fixed: Some(fixed), ports }
+        let given = fixed.clone();
+        let introduced = Introduced { id: "0123".into(), engine: "libpod".into(), given };
+        Known {
+            host_end,
+            interface: 2,
+            namespace: 4_026_531_840,
+            fixed: Some(fixed),
+            introduced: Some(introduced),
+            ports,
+        }
     }
 
     #[test]

@@ -268,6 +268,7 @@ mod tests {
                 peer: (NsId(1), index),
                 namespace: index.into(),
                 fixed: None,
+                introduced: None,
                 sources: Sources::default(),
                 dropped: Default::default(),
                 ports: BTreeMap::new(),

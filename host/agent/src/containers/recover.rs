@@ -40,6 +40,7 @@ impl Containers {
             };
             let namespace = known.map_or(0, |known| known.namespace);
             inner.journal.names(Share::Container(namespace), &link.name);
+            let introduced = known.and_then(|known| known.introduced.clone());
             let filter = filter.as_ref();
             // Changes since then are announced as followed ones.
             let before = filter.map(SourceFilter::sources).transpose()?.flatten();
@@ -48,6 +49,7 @@ impl Containers {
                 peer,
                 namespace,
                 fixed,
+                introduced,
                 sources: before.unwrap_or_default(),
                 dropped: filter.map(SourceFilter::all_dropped).transpose()?.unwrap_or_default(),
                 ports: BTreeMap::new(),

@@ -17,13 +17,13 @@ impl Containers {
         let inner = self.lock();
         let mut all = BTreeMap::<NsId, bool>::new();
         for container in inner.containers.values() {
-            let is_wanted = name.is_none_or(|name| name == container.name);
+            let is_wanted = name.is_none_or(|name| container.is_called(name));
             *all.entry(container.peer.0).or_default() |= is_wanted;
         }
         drop(inner);
         all.retain(|_, is_wanted| *is_wanted);
         if let (Some(name), true) = (name, all.is_empty()) {
-            return each(Reply::Refused { reason: format!("no container has the end {name:?}") });
+            return each(Reply::Refused { reason: format!("no container is called {name:?}") });
         }
         all.into_keys().for_each(|namespace| self.release_one(namespace, force, each));
         if name.is_none() {

@@ -8,6 +8,9 @@ use crate::control::{ContainerStatus, PortStatus};
 use crate::host::{ADDRESSES_MAX, Reason, SourceFilter};
 use crate::limits::Share;
 
+/// The shortest beginning of a container's name that names it.
+const ID_LEAST: usize = 4;
+
 /// All containers in numbers.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
@@ -33,7 +36,7 @@ impl Containers {
     pub(crate) fn report(&self, name: Option<&str>) -> Vec<ContainerStatus> {
         let inner = self.lock();
         let wanted = inner.containers.iter();
-        let wanted = wanted.filter(|(_, it)| name.is_none_or(|name| it.name == name));
+        let wanted = wanted.filter(|(_, it)| name.is_none_or(|name| it.is_called(name)));
         let reports = wanted.map(|(end, container)| {
             let mut report = container.report();
             report.requests = inner.journal.requests(Some(Share::Container(container.namespace)));
@@ -53,6 +56,13 @@ impl Containers {
 }
 
 impl Container {
+    /// Whether an operator means it: by its host's end, or by the beginning of its engine's name
+    /// for it.
+    pub(super) fn is_called(&self, name: &str) -> bool {
+        let id = self.introduced.as_ref().map_or("", |it| &it.id);
+        self.name == name || (name.len() >= ID_LEAST && id.starts_with(name))
+    }
+
     fn report(&self) -> ContainerStatus {
         let mut ports = BTreeMap::<&str, PortStatus>::new();
         for port in self.ports.values() {
@@ -66,6 +76,8 @@ impl Container {
         let mac: Vec<String> = self.sources.mac.iter().map(|byte| format!("{byte:02x}")).collect();
         ContainerStatus {
             name: self.name.clone(),
+            id: self.introduced.as_ref().map(|it| it.id.clone()),
+            engine: self.introduced.as_ref().map(|it| it.engine.clone()),
             namespace: self.namespace,
             interface: self.peer.1,
             mac: mac.join(":"),

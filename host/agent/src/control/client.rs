@@ -12,7 +12,8 @@ use rustix::net::{
     send, socket_with,
 };
 
-use super::{AgentStatus, ContainerStatus, MESSAGE_BYTES_MAX, Reply, Request, VERSION, Verb, text};
+use super::{About, AgentStatus, ContainerStatus, MESSAGE_BYTES_MAX, Reply, Request};
+use super::{VERSION, Verb, text};
 use super::{line, path};
 use crate::config::Config;
 use crate::error::AgentError;
@@ -26,11 +27,12 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// # Errors
 /// No agent runs with this configuration, or it does not answer; or it has no such container.
 pub fn status(config: &Config, name: Option<&str>, as_json: bool) -> Result<(), AgentError> {
-    let Some(connection) = connected(&config.state)? else {
+    let Some(connection) = connected(&path(&config.state))? else {
         return Err(AgentError::new("no agent runs", "start it, or see state in agent.toml"));
     };
     let (mut agent, mut containers) = (None::<AgentStatus>, Vec::<ContainerStatus>::new());
-    ask(&connection, Verb::Status, name, false, &mut |reply| match reply {
+    let name = name.map(str::to_owned);
+    ask(&connection, Request { name, ..Verb::Status.into() }, &mut |reply| match reply {
         Reply::Agent(it) => agent = Some(it),
         Reply::Container(it) => containers.push(it),
         _ => {}
@@ -61,8 +63,11 @@ pub fn release(config: &Config, name: Option<&str>, force: bool) -> Result<(), A
         }
         _ => {}
     };
-    match connected(&config.state)? {
-        Some(connection) => ask(&connection, Verb::Release, name, force, &mut each)?,
+    match connected(&path(&config.state))? {
+        Some(connection) => {
+            let name = name.map(str::to_owned);
+            ask(&connection, Request { name, force, ..Verb::Release.into() }, &mut each)?;
+        }
         None => offline::release(config, name, force, &mut each)?,
     }
     if kept == 0 {
@@ -71,9 +76,46 @@ pub fn release(config: &Config, name: Option<&str>, force: bool) -> Result<(), A
     Err(AgentError::new("not all are released", "close the ports, or use --force"))
 }
 
-/// A connection with the agent that has this state. `None` if none runs.
-fn connected(state: &Path) -> Result<Option<OwnedFd>, AgentError> {
-    let path = path(state);
+/// Has the agent with this control socket know a container before it runs: from then on only the
+/// addresses that it has now leave it. Returns the name of the host's end; `None` if no agent runs.
+///
+/// # Errors
+/// The agent does not serve it, or does not answer.
+pub fn introduce(control: &Path, about: &About) -> Result<Option<String>, AgentError> {
+    of_container(control, Verb::Introduce, about)
+}
+
+/// The host's end of a container that the agent knows and guards; `None` if no agent runs.
+///
+/// # Errors
+/// The agent does not know it, does not serve it, or does not answer.
+pub fn is_introduced(control: &Path, about: &About) -> Result<Option<String>, AgentError> {
+    of_container(control, Verb::Check, about)
+}
+
+/// Whether an agent answers at this control socket.
+///
+/// # Errors
+/// It does not answer, or is another user's.
+pub fn runs(control: &Path) -> Result<bool, AgentError> {
+    let Some(connection) = connected(control)? else { return Ok(false) };
+    ask(&connection, Verb::Status.into(), &mut drop).map(|()| true)
+}
+
+fn of_container(control: &Path, verb: Verb, about: &About) -> Result<Option<String>, AgentError> {
+    let Some(connection) = connected(control)? else { return Ok(None) };
+    let mut end = None;
+    let request = Request { about: Some(about.clone()), ..verb.into() };
+    ask(&connection, request, &mut |reply| {
+        if let Reply::Introduced { name } = reply {
+            end = Some(name);
+        }
+    })?;
+    end.map(Some).ok_or_else(|| AgentError::new("the agent is too old for it", ""))
+}
+
+/// A connection with the agent that has this control socket. `None` if none runs.
+fn connected(path: &Path) -> Result<Option<OwnedFd>, AgentError> {
     let failed = |e: Errno| AgentError::os(path.display(), &e.into(), "be root, as the agent is");
     let flags = SocketFlags::CLOEXEC;
     let socket =
@@ -81,7 +123,7 @@ fn connected(state: &Path) -> Result<Option<OwnedFd>, AgentError> {
     for direction in [Timeout::Recv, Timeout::Send] {
         set_socket_timeout(&socket, direction, Some(PATIENCE)).map_err(failed)?;
     }
-    match connect(&socket, &SocketAddrUnix::new(&path).map_err(failed)?) {
+    match connect(&socket, &SocketAddrUnix::new(path).map_err(failed)?) {
         Ok(()) => Ok(Some(socket)),
         // None ever ran, or one that was killed left its socket.
         Err(Errno::NOENT | Errno::CONNREFUSED) => Ok(None),
@@ -92,13 +134,10 @@ fn connected(state: &Path) -> Result<Option<OwnedFd>, AgentError> {
 /// Hands the lines of the agent's replies to `each`.
 fn ask(
     connection: &OwnedFd,
-    command: Verb,
-    name: Option<&str>,
-    force: bool,
+    request: Request,
     each: &mut dyn FnMut(Reply),
 ) -> Result<(), AgentError> {
     let failed = |e: io::Error| AgentError::os("the agent does not answer", &e, "see its log");
-    let request = Request { version: VERSION, command, name: name.map(str::to_owned), force };
     send(connection, &line(&request), SendFlags::NOSIGNAL).map_err(|e| failed(e.into()))?;
     let mut bytes = vec![0; MESSAGE_BYTES_MAX];
     loop {
@@ -113,6 +152,12 @@ fn ask(
             Ok(reply) => each(reply),
             Err(error) => return Err(failed(error.into())),
         }
+    }
+}
+
+impl From<Verb> for Request {
+    fn from(command: Verb) -> Self {
+        Self { version: VERSION, command, name: None, force: false, about: None }
     }
 }
 

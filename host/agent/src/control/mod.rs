@@ -1,7 +1,7 @@
 //! The commands of an operator, and the agent's replies: lines of JSON on a socket beside the
 //! state. `docs/agent.md` describes them.
 
-pub(crate) mod client;
+mod client;
 pub(crate) mod serve;
 mod text;
 
@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+pub use self::client::{introduce, is_introduced, release, runs, status};
+
 /// The version of these messages.
 pub(crate) const VERSION: u32 = 1;
 /// The longest message, with its end of line.
@@ -18,8 +20,12 @@ const MESSAGE_BYTES_MAX: usize = 16 << 10;
 /// The name of the socket, in the directory of the state.
 pub(crate) const SOCKET: &str = "control.sock";
 
-/// The path of the socket.
-pub(crate) fn path(state: &Path) -> PathBuf {
+/// The path of the socket, of an agent with the default configuration.
+pub const DEFAULT: &str = "/run/rocinante-agent/control.sock";
+
+/// The path of the socket, of an agent with this state.
+#[must_use]
+pub fn path(state: &Path) -> PathBuf {
     state.with_file_name(SOCKET)
 }
 
@@ -34,6 +40,23 @@ pub(crate) struct Request {
     /// Whether containers with ports are released, too.
     #[serde(default)]
     pub(crate) force: bool,
+    /// The container of an engine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) about: Option<About>,
+}
+
+/// What an engine says of a container before it runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    /// The file of its network namespace, as the agent sees it.
+    pub namespace: PathBuf,
+    /// Its interface; without it, each that leaves it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
+    /// The engine's name for it.
+    pub id: String,
+    /// The engine, or the way by which it says so.
+    pub engine: String,
 }
 
 /// What to do.
@@ -44,6 +67,10 @@ pub(crate) enum Verb {
     Status,
     /// Take the program off, and forget.
     Release,
+    /// Make a container known before it runs.
+    Introduce,
+    /// Say whether it is known.
+    Check,
 }
 
 /// A line of the agent's.
@@ -54,6 +81,11 @@ pub(crate) enum Reply {
     Agent(AgentStatus),
     /// A container, of its status.
     Container(ContainerStatus),
+    /// The host's end of a container that is known now.
+    Introduced {
+        /// Its name.
+        name: String,
+    },
     /// A host's end that was released.
     Released {
         /// Its name.
@@ -91,6 +123,11 @@ pub(crate) struct AgentStatus {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ContainerStatus {
     pub(crate) name: String,
+    /// The engine's name for it, and the engine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) id: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) engine: Option<String>,
     /// The inode of its network namespace; 0 until it asks an agent that did not find it.
     pub(crate) namespace: u64,
     /// The index of its interface there.
@@ -170,6 +207,7 @@ mod tests {
             command: Verb::Release,
             name: name.map(str::to_owned),
             force,
+            about: None,
         };
         for one in [request(Some("veth0"), false), request(None, true)] {
             assert_eq!(Request::decode(&line(&one)), Ok(one));

@@ -21,6 +21,9 @@ pub(super) fn status(agent: &AgentStatus, containers: &[ContainerStatus]) -> Str
         let fixed = if container.fixed { ", addresses fixed" } else { "" };
         // Strings of formatting cannot fail.
         let _ = writeln!(out, "\n{name:?}: net:[{namespace}], interface {interface}, {mac}{fixed}");
+        if let (Some(id), Some(engine)) = (&container.id, &container.engine) {
+            let _ = writeln!(out, "  container: {id:?} of {engine:?}");
+        }
         let addresses: Vec<String> = container.addresses.iter().map(ToString::to_string).collect();
         let _ = writeln!(out, "  addresses: {}", or_none(&addresses.join(" ")));
         let ports = container.ports.iter().map(|of| {
@@ -95,6 +98,8 @@ mod tests {
         let ports = PortStatus { backend: "packet".into(), ports: 2, slots: 360, bytes: 3 << 19 };
         let mut container = ContainerStatus {
             name: "veth0\n".into(),
+            id: None,
+            engine: None,
             namespace: 4711,
             interface: 2,
             mac: "02:00:00:00:00:01".into(),

@@ -9,6 +9,7 @@ mod ends;
 mod forged;
 mod guards;
 mod identity;
+mod introduced;
 mod lab;
 mod log;
 mod many;

@@ -1,0 +1,76 @@
+//! Containers that their engine introduces before they run: from then on only the addresses that it
+//! gave leave them.
+
+use rocinante_netdev::handed::{Code, Refused};
+
+use super::{Containers, Hints, HostEnd};
+use crate::asker::Namespace;
+use crate::control::About;
+use crate::host::{HostLink, SourceFilter, Sources};
+use crate::links::{WayOut, ends, failed, way_out};
+use crate::state::Introduced;
+
+impl About {
+    /// To be kept, with the addresses of now.
+    pub(super) fn introduced(&self, now: &Sources) -> Introduced {
+        Introduced { id: self.id.clone(), engine: self.engine.clone(), given: now.into() }
+    }
+}
+
+impl Containers {
+    /// Makes the interface of a container known, or all that leave it. Returns the host's end.
+    ///
+    /// # Errors
+    /// The reason why the agent does not serve it.
+    pub(crate) fn introduce(
+        &self,
+        namespace: &Namespace,
+        about: &About,
+        is_administered_by_itself: bool,
+    ) -> Result<HostEnd, Refused> {
+        let interface = self.interface_of(namespace, about)?.index;
+        let hints = Hints { interface, is_administered_by_itself, about: Some(about) };
+        self.attach(self.find(namespace, hints)?)
+    }
+
+    /// The host's end of such an interface, if the program is there and the container is known.
+    ///
+    /// # Errors
+    /// The reason why there is none.
+    pub(crate) fn introduced(
+        &self,
+        namespace: &Namespace,
+        about: &About,
+    ) -> Result<Option<String>, Refused> {
+        let interface = self.interface_of(namespace, about)?.index;
+        let mut inner = self.lock();
+        let id = inner.namespaces.id(namespace.file()).map_err(|e| failed("number", &e))?;
+        let (_, host) = ends(&mut inner.namespaces, id, interface)?;
+        let known = inner.containers.get(&host.index);
+        let is_known = known.is_some_and(|it| it.namespace == namespace.inode());
+        drop(inner);
+        let filter = SourceFilter::find(host.index).map_err(|e| failed("look at", &e))?;
+        Ok((is_known && filter.is_some()).then_some(host.name))
+    }
+
+    fn interface_of(&self, namespace: &Namespace, about: &About) -> Result<HostLink, Refused> {
+        let mut inner = self.lock();
+        let id = inner.namespaces.id(namespace.file()).map_err(|e| failed("number", &e))?;
+        let links = inner.namespaces.links(Some(id)).map_err(|e| failed("list", &e))?;
+        let mut leaves = |link: &HostLink| {
+            matches!(way_out(&mut inner.namespaces, id, link), WayOut::HostEnd(_))
+        };
+        let wanted = |link: &HostLink| match &about.interface {
+            Some(name) => link.name == *name,
+            None => leaves(link),
+        };
+        let none = || {
+            let reason = match &about.interface {
+                Some(name) => format!("the container has no interface {name:?}"),
+                None => "no interface of the container has an end on this host".to_owned(),
+            };
+            Refused::new(Code::Interface, reason, "")
+        };
+        links.into_iter().find(wanted).ok_or_else(none)
+    }
+}
