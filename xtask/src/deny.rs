@@ -4,12 +4,15 @@ use crate::command;
 use crate::{demo, setup};
 use std::process::Command;
 
+/// The version known to understand our deny.toml.
+const CARGO_DENY: &str = "0.20.2";
+
 /// Runs cargo-deny; returns unchecked parts as `name: reason`.
 ///
 /// # Errors
 /// Something is denied, or cargo-deny is not available.
 pub(crate) fn check() -> Result<Vec<String>, String> {
-    let deny = setup::cargo_deny(&demo::target()?)?;
+    let deny = setup::tool("cargo-deny", CARGO_DENY, &demo::target()?)?;
     let deny = |args: &[&str]| {
         let mut command = Command::new(&deny);
         // As cargo does for its subcommands.

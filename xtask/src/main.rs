@@ -4,6 +4,7 @@
 
 mod api;
 mod command;
+mod debs;
 mod demo;
 mod deny;
 mod dist;
@@ -87,7 +88,7 @@ cargo xtask COMMAND
   api [--accept]       compare the public API of the crate rocinante with docs/api.txt, or write that anew
   man DIR              a man page for each command, from the definition of the command line
   dist [PROCESSOR...]  what others take away, below cli/dist/out: static programs for x86_64 and aarch64, or one of them,
-                       completions, man pages, checksums, bill of materials
+                       Debian packages, completions, man pages, checksums, bill of materials
   setup                only set up the machine
 ";
 

@@ -44,9 +44,6 @@ pub(crate) const DROPIN: &[&str] = &[
 /// The packages that `cargo xtask dist` uses: the processors of other machines.
 pub(crate) const DIST: &[&str] = &["qemu-user-static"];
 
-/// The version known to understand our deny.toml.
-const CARGO_DENY: &str = "0.20.2";
-
 /// As root, installs the missing packages among these, and says so; otherwise names them. Never
 /// fails: the user of a missing package reports it again.
 pub(crate) fn packages(needed: &[&str]) {
@@ -94,22 +91,22 @@ pub(crate) fn target(name: &str) -> Result<(), String> {
     if is_there { Ok(()) } else { rustup(&format!("target add {name}")) }
 }
 
-/// The path of cargo-deny: an installed one, or one built below the target directory.
+/// The path of a tool of cargo's, such as cargo-deny: an installed one, or one built below the
+/// target directory.
 ///
 /// # Errors
 /// It is not installed and cannot be built.
-pub(crate) fn cargo_deny(target: &Path) -> Result<PathBuf, String> {
+pub(crate) fn tool(name: &str, version: &str, target: &Path) -> Result<PathBuf, String> {
     let tools = target.join("tools");
-    let ours = tools.join("bin/cargo-deny");
-    for candidate in [Path::new("cargo-deny"), &ours] {
+    let ours = tools.join("bin").join(name);
+    for candidate in [Path::new(name), &ours] {
         if command::read(Command::new(candidate).arg("--version")).is_ok() {
             return Ok(candidate.to_owned());
         }
     }
-    println!("set-up: building cargo-deny {CARGO_DENY} into {} (a minute or two)", tools.display());
-    let install = format!("install --quiet --locked cargo-deny --version {CARGO_DENY} --root");
+    println!("set-up: building {name} {version} into {} (a minute or two)", tools.display());
     command::run(
-        cargo(&install)
+        cargo(&format!("install --quiet --locked {name} --version {version} --root"))
             .arg(&tools)
             .env("CARGO_TARGET_DIR", tools.join("build"))
             // It runs once: building it fast matters more than running it fast.
