@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -57,6 +58,10 @@ pub(crate) struct Guards {
     closers: Arc<Closers>,
     journal: Arc<Journal>,
     inner: Mutex<Inner>,
+    /// Programs with more parcels than are kept.
+    too_many: AtomicU64,
+    /// Programs beyond the descriptors of a container, or of all.
+    no_room: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -87,6 +92,8 @@ struct Ward {
 #[derive(Debug)]
 struct Kept {
     parcels: Vec<Parcel>,
+    /// It has sent one parcel more than are kept.
+    has_more: bool,
     room: Arc<Room>,
 }
 
@@ -126,7 +133,24 @@ impl Guards {
             closers: Arc::clone(closers),
             journal: Arc::clone(journal),
             inner: Mutex::default(),
+            too_many: AtomicU64::new(0),
+            no_room: AtomicU64::new(0),
         }
+    }
+
+    /// Counts a program of which not all is kept. The log has the count when it is a power of two:
+    /// containers start such programs without end.
+    fn refuse(&self, counter: &AtomicU64, why: &str) {
+        let count = counter.fetch_add(1, Ordering::Relaxed) + 1;
+        if count.is_power_of_two() {
+            eprintln!(
+                "rocinante-agent: {why}, number {count}: if it is killed, peers have to ask"
+            );
+        }
+    }
+
+    fn refuse_for_room(&self) {
+        self.refuse(&self.no_room, "no descriptors are left for a program");
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -153,9 +177,9 @@ impl Guards {
         let Asker { pidfd, namespace, user, .. } = asker;
         let (Ok(connection), Ok(process)) = (readable(connection), readable(pidfd)) else { return };
         if !room.grow(EACH) {
-            return;
+            return self.refuse_for_room();
         }
-        let kept = Kept { parcels: Vec::new(), room };
+        let kept = Kept { parcels: Vec::new(), has_more: false, room };
         let mut kept = Foreign::new(kept, share, &self.closers);
         let connection = Arc::new(connection);
         loop {
@@ -288,9 +312,16 @@ impl Kept {
     fn hear(&mut self, from: impl AsFd) -> Heard {
         loop {
             match receive(&from) {
-                Ok(Word::Parcel(parcel))
-                    if self.parcels.len() < PARCELS_MAX && self.room.grow(PARCEL_DESCRIPTORS) =>
-                {
+                Ok(Word::Parcel(_)) if self.parcels.len() == PARCELS_MAX && !self.has_more => {
+                    self.has_more = true;
+                    let guards = &self.room.guards;
+                    guards.refuse(&guards.too_many, "a program has more than 64 addresses");
+                }
+                Ok(Word::Parcel(parcel)) if self.parcels.len() < PARCELS_MAX => {
+                    if !self.room.grow(PARCEL_DESCRIPTORS) {
+                        self.room.guards.refuse_for_room();
+                        return Heard::Nothing;
+                    }
                     self.parcels.push(parcel);
                 }
                 Ok(Word::End) => return Heard::End,

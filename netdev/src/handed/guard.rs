@@ -9,7 +9,8 @@ use rustix::net::{AddressFamily, RecvFlags, ReturnFlags, SocketFlags, SocketType
 
 use crate::kernel::rights;
 
-/// The most parcels of a program: one for each address of a device.
+/// The most parcels of a program that an agent keeps: one for each address of a device. A program
+/// with more sends one more, from which the agent learns of it.
 pub const PARCELS_MAX: usize = 64;
 /// The descriptors in a parcel.
 pub const PARCEL_DESCRIPTORS: usize = 4;

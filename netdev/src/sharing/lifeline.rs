@@ -30,8 +30,8 @@ impl Registration {
         Self(shared.iter().map(|it| (message(it), it.objects.clone())).collect())
     }
 
-    fn send(&self, connection: &OwnedFd) -> io::Result<()> {
-        self.0.iter().try_for_each(|(message, objects)| {
+    fn send(&self, connection: &OwnedFd, addresses_max: usize) -> io::Result<()> {
+        self.0.iter().take(addresses_max).try_for_each(|(message, objects)| {
             rights::send::<SPACE>(connection, message, &objects.descriptors())
         })
     }
@@ -53,7 +53,7 @@ pub(super) fn register_with_guardian_at(
     if uid != geteuid().as_raw() && uid != 0 {
         return None;
     }
-    registration.send(&connection).ok()?;
+    registration.send(&connection, usize::MAX).ok()?;
     Some(connection)
 }
 
@@ -96,7 +96,8 @@ impl AgentLink {
     fn connect(&mut self) -> io::Result<()> {
         self.since = Instant::now();
         let told = connected(&self.address).and_then(|connection| {
-            self.registration.send(&connection)?;
+            // An agent hangs up on a program that sends more.
+            self.registration.send(&connection, guard::PARCELS_MAX + 1)?;
             Ok(connection)
         });
         match told {
@@ -142,5 +143,35 @@ impl AgentLink {
         if let Ok(connection) = self.connection {
             let _ = send(&connection, guard::FAREWELL, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{accept_with, bind, listen};
+
+    use super::*;
+    use crate::handed::guard::{PARCELS_MAX, Word, receive};
+    use crate::sharing::rendezvous::join;
+
+    #[test]
+    fn an_agent_gets_the_parcels_that_it_keeps_and_one_if_there_are_more() {
+        let name = format!("test-of-parcels-{}", std::process::id());
+        let place = std::env::temp_dir().join(&name);
+        let objects = Arc::new(join(&name).expect("the first"));
+        let listener = seqpacket(SocketFlags::CLOEXEC).expect("a socket");
+        bind(&listener, &SocketAddrUnix::new(&*place).expect("a name")).expect("bound");
+        listen(&listener, 1).expect("it listens");
+        let sent = |addresses| {
+            let registration = Registration(vec![(vec![1], objects.clone()); addresses]);
+            drop(AgentLink::at(&place, registration).expect("an agent"));
+            let connection = accept_with(&listener, SocketFlags::CLOEXEC).expect("connected");
+            std::iter::repeat_with(|| receive(&connection).expect("no error"))
+                .take_while(|word| matches!(word, Word::Parcel(_)))
+                .count()
+        };
+        let counts = [1, PARCELS_MAX, PARCELS_MAX + 1, PARCELS_MAX + 9].map(sent);
+        std::fs::remove_file(&place).expect("removed");
+        assert_eq!(counts, [1, PARCELS_MAX, PARCELS_MAX + 1, PARCELS_MAX + 1]);
     }
 }

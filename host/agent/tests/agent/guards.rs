@@ -21,6 +21,7 @@ const WHOLE: usize = 3 + 64 * 4;
 /// A guardian that does not end, until this is dropped.
 struct Hanging {
     log: PathBuf,
+    of_agent: PathBuf,
 }
 
 impl Hanging {
@@ -35,14 +36,17 @@ impl Hanging {
         fs::write(&program, text).expect("written");
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("ours");
         host.configure(&format!("guardian = {program:?}\nrequests_per_second = {rate}"));
-        host.start();
+        let of_agent = host.dir().join("log");
+        let mut agent = host.command();
+        agent.stderr(fs::File::create(&of_agent).expect("a file"));
+        host.start_as(agent);
         // An agent that has just started has one more for a moment.
         let samples = (0..40).map(|_| {
             std::thread::sleep(Duration::from_millis(5));
             host.descriptors()
         });
         let before = samples.min().expect("some");
-        (Self { log }, before)
+        (Self { log, of_agent }, before)
     }
 
     /// All started guardians, with their arguments.
@@ -53,6 +57,12 @@ impl Hanging {
             Some((Pid::from_raw(pid.parse().ok()?)?, words.to_owned()))
         };
         text.lines().filter_map(of).collect()
+    }
+
+    /// The lines of the agent's log with these words.
+    fn logged(&self, words: &str) -> usize {
+        let log = fs::read_to_string(&self.of_agent).expect("a log");
+        log.lines().filter(|line| line.contains(words)).count()
     }
 
     fn alive(&self) -> Vec<Pid> {
@@ -88,6 +98,8 @@ fn one_container_has_few_guardians_and_they_end() {
     eventually("many are kept", || host.descriptors() >= before + least * WHOLE);
     // A moment later the others are gone.
     eventually("and no more", || host.descriptors() <= before + DESCRIPTORS_MAX);
+    // At the powers of two: 200 at most.
+    assert!((1..=8).contains(&guardians.logged("no descriptors are left for a program")));
     let mut other = host.asker(1);
     other.tell("leave 1 1");
     hostile.kill();
@@ -186,13 +198,33 @@ fn a_user_on_the_host_takes_no_other_ones_room() {
 }
 
 #[test]
+fn parcels_beyond_the_limit_are_dropped_and_the_log_has_their_count() {
+    let mut host = host_or_skip!("guards::parcels_beyond_the_limit", 1);
+    let (guardians, before) = Hanging::start(&mut host, 1000);
+    let logged = || guardians.logged("a program has more than 64 addresses");
+    let mut asker = host.asker(0);
+    asker.tell("leave 1 64");
+    eventually("all are kept", || host.descriptors() == before + WHOLE);
+    assert_eq!(logged(), 0);
+    asker.tell("leave 3 65");
+    eventually("the first 64 are kept", || host.descriptors() == before + 4 * WHOLE);
+    // The first and the second, and not the third.
+    eventually("the log says so", || logged() == 2);
+    asker.tell("leave 1 66");
+    eventually("the fourth is logged", || logged() == 3);
+    eventually("it is hung up on", || host.descriptors() == before + 4 * WHOLE);
+    asker.kill();
+    eventually("guardians start", || !guardians.started().is_empty());
+}
+
+#[test]
 fn a_program_that_comes_too_often_or_talks_nonsense_gets_none() {
     let mut host = host_or_skip!("guards::a_program_that_comes_too_often", 2);
     let (guardians, before) = Hanging::start(&mut host, 10);
     let mut hostile = host.asker(0);
     // Connections that leave nothing, and one that leaves too much.
     hostile.tell("leave 5 0");
-    hostile.tell("leave 1 65");
+    hostile.tell("leave 1 66");
     hostile.tell("leave 500 0");
     eventually("few are listened to", || host.descriptors() <= before + 3 * 20);
     hostile.kill();
