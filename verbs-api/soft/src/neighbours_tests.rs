@@ -1,28 +1,38 @@
-//! Management datagrams for a neighbour that lives and does not read.
+//! A shard beside neighbours that do not read, or that have gone.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use rocinante_netdev::{Interface, PortConfig, RxDatagram, RxIpId, Shards, Slots};
+use rocinante_netdev::sim::{SimConfig, SimNet};
+use rocinante_netdev::{AnyPort, Interface, PortConfig, RxDatagram, RxIpId, Shards, Slots};
+use rocinante_stack::cm::CmConfig;
 use rocinante_stack::types::Psn;
 use rocinante_stack::wire::cm::CommId;
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, write_gsi};
 use rocinante_stack::wire::{AliveMad, Pairs};
+use rocinante_stack::{Engine, EngineConfig};
 
+use super::host::Host;
 use super::neighbours::Neighbours;
+use super::router::Router;
+use super::shard::Shard;
+
+/// An address of this process alone, and two processes on it as far as the kernel knows: the
+/// leader, and its neighbour.
+fn neighbours(last: u8) -> (IpAddr, [Arc<Slots>; 2]) {
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let here = IpAddr::from([127, 192 | (high & 0x3F), low, last]);
+    let lo = Interface::by_name("lo").unwrap();
+    let lease = || Slots::lease(&lo, &[here], &PortConfig::default(), Shards::ONE).unwrap();
+    (here, [(); 2].map(|()| Arc::new(lease())))
+}
 
 /// Another answer than the neighbour's would be that the connection is not there: the peer would
 /// end it.
 #[test]
 fn what_a_full_mailbox_does_not_take_stays_unanswered() {
-    let [_, _, high, low] = std::process::id().to_be_bytes();
-    let here = IpAddr::from([127, 192 | (high & 0x3F), low, 1]);
-    let lo = Interface::by_name("lo").unwrap();
-    let lease = || {
-        let slots = Slots::lease(&lo, &[here], &PortConfig::default(), Shards::ONE).unwrap();
-        Arc::new(slots)
-    };
-    let (first, second) = (lease(), lease());
+    let (here, [first, second]) = neighbours(1);
     let mut neighbours = Neighbours::new(&first);
     let id = |slot: u8| CommId(u32::from(slot) << 24 | 5);
     let mut question = |slot: u8| {
@@ -55,4 +65,29 @@ fn what_a_full_mailbox_does_not_take_stays_unanswered() {
     // A process that has gone does not answer any more.
     drop(second);
     assert_eq!(question(neighbour), (false, sent - 1, 2));
+}
+
+/// The DREQ for a process that has gone takes a path, and the port has to find its neighbour.
+#[test]
+fn a_path_to_the_peer_of_the_dead_has_chores_at_once() {
+    let (here, [first, second]) = neighbours(2);
+    let port = SimNet::new(1).port(&[here], &SimConfig::default()).unwrap();
+    let mut engine = Engine::new(EngineConfig::default());
+    engine.start_cm(CmConfig { slot: Some(first.first()), ..CmConfig::default() });
+    let router = Router::new(None, Some(Neighbours::new(&first)));
+    let mut shard = Shard::new("test", engine, AnyPort::from(port), Host::new(1), router);
+    shard.hear();
+    assert_eq!(shard.io.chores_by(), None, "nothing is left to do");
+    let peer = Ipv4Addr::new(10, 0, 0, 9).to_ipv6_mapped().octets();
+    let numbers = [u32::from(second.first()) << 24 | 5, 7, 0x200].map(u32::to_be_bytes).concat();
+    second.note(here, 1, &[&peer[..], &numbers].concat().try_into().unwrap());
+    drop(second);
+    let end = Instant::now() + Duration::from_secs(20);
+    while shard.io.paths() == 0 && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(1));
+        shard.hear();
+    }
+    assert_eq!(shard.io.paths(), 1);
+    let now = shard.now();
+    assert!(shard.io.chores_by().is_some_and(|by| by <= now));
 }
