@@ -232,6 +232,10 @@ const CHANGE: [(&str, Call); 28] = [
         change.attr.max_dest_rd_atomic = Some(u8::MAX);
         w.modified(&change)
     }),
+    ("to RTR by a path from no address", |w| {
+        let path = PeerPath::new(ADDRESSES[1]).sgid_index(usize::MAX);
+        w.modified(&ModifyAttr { path: Some(path), ..w.rtr() })
+    }),
     ("to RTR by a path of another family", |w| {
         w.modified(&ModifyAttr { path: Some(PeerPath::new(OTHER_FAMILY)), ..w.rtr() })
     }),

@@ -101,8 +101,11 @@ impl From<PostListError> for VerbsError {
 pub struct PeerPath {
     /// The peer's address.
     pub remote: IpAddr,
-    /// The address of the device that packets leave from: an index into
-    /// `Context::gids`.
+    /// The device's address that packets leave from: its index in `Context::gid_table`, from 0,
+    /// which is the first address. It is `ibv_global_route::sgid_index` of `ibv_modify_qp(3)` and
+    /// `ibv_create_ah(3)`, where it has 8 bits. `Qp::modify` and `Pd::create_ah` return
+    /// `VerbsError::Invalid` for an index without an address, as after the interface has lost it,
+    /// and `VerbsError::Path` for an address without a route to the peer.
     pub sgid_index: usize,
     /// TOS or traffic class: DSCP in the upper six bits, ECN in the lower two. With 2, ECT(0),
     /// congested switches may mark the packets. The peer then reports it (CNP), and the queue pair
