@@ -24,13 +24,13 @@ pub(super) struct Clock {
     probes: u32,
     /// A NAK came since something was acknowledged. Its sender stays silent until the packet that
     /// it misses arrives.
-    pub(super) complained: bool,
+    pub(super) nak_seen: bool,
 }
 
 impl Default for Clock {
     fn default() -> Self {
         let never = Time::NEVER;
-        Self { ack_timeout: never, tail_probe: never, pacing: never, probes: 0, complained: false }
+        Self { ack_timeout: never, tail_probe: never, pacing: never, probes: 0, nak_seen: false }
     }
 }
 
@@ -39,7 +39,7 @@ impl Clock {
     #[inline]
     pub(super) fn heard(&mut self) {
         self.probes = 0;
-        self.complained = false;
+        self.nak_seen = false;
     }
 
     /// Whether no probe left since something was acknowledged: a response that comes now answers
@@ -181,7 +181,7 @@ impl Qp {
         // A Rocinante repeats its NAK when probed; a standard responder does not. Its NAK may be
         // lost, so go back to `snd_una`.
         let standard = self.core.peer().is_none_or(|peer| peer.kind == PeerKind::Standard);
-        let nak_lost = standard && (self.clock.complained || self.clock.probes > 0);
+        let nak_lost = standard && (self.clock.nak_seen || self.clock.probes > 0);
         let (sq, params, peers) = (&self.core.sq, &self.params, &mut shared.peers);
         if !self.requester.on_silence(now, nak_lost, sq, params, peers) {
             return false;

@@ -231,7 +231,7 @@ impl Qp {
             }
             Why::Implied => return,
         }
-        self.clock.complained = true;
+        self.clock.nak_seen = true;
         let how = (why == Why::Implied, !self.clock.has_not_asked());
         let (sq, params, peers) = (&self.core.sq, &self.params, &mut shared.peers);
         if self.requester.on_nak(now, from, how, sq, params, peers) {
@@ -250,7 +250,7 @@ impl Qp {
             Repair::Old => return,
         };
         self.core.tally.missed(&mut shared.counters);
-        self.clock.complained = true;
+        self.clock.nak_seen = true;
         if arrived {
             self.put_off_probe(now);
         }

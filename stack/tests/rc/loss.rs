@@ -143,7 +143,7 @@ fn retries_are_exhausted_after_exactly_retry_cnt_and_one_sends_and_in_the_promis
 }
 
 #[test]
-fn complaints_without_progress_do_not_put_the_end_off() {
+fn naks_without_progress_do_not_put_the_end_off() {
     let mut solo = Solo::new(&Setup { retry_cnt: 2, ..Setup::script() });
     let start = solo.now;
     solo.send(1, 10);
