@@ -210,7 +210,7 @@ impl Others {
     }
 
     /// Whether commands wait.
-    pub(super) fn has_orders(&self) -> bool {
+    pub(super) fn has_commands(&self) -> bool {
         !self.commands.is_empty()
     }
 

@@ -118,14 +118,14 @@ impl Bench {
         }
     }
 
-    /// Another shard leaves an order for the second, which reads it.
+    /// Another shard leaves a command for the second, which reads it.
     fn command(&mut self, command: Command) {
         self.boxes[1].mail.command(command);
         let Shard { engine, host, router, clock, .. } = &mut self.shards[1];
         assert!(router.read_mail(clock.now(), engine, host));
     }
 
-    /// The second shard has looked at its port, and executes orders.
+    /// The second shard has looked at its port, and executes commands.
     fn execute(&mut self, drained: bool) {
         let Shard { engine, host, router, clock, .. } = &mut self.shards[1];
         router.execute(drained, *clock, engine, host);
@@ -136,10 +136,10 @@ impl Bench {
     }
 }
 
-/// Messages that arrived before an order count; but a peer that keeps the port full cannot delay
+/// Messages that arrived before a command count; but a peer that keeps the port full cannot delay
 /// the end of a connection without limit.
 #[test]
-fn an_order_is_put_off_while_the_port_is_full_but_not_for_ever() {
+fn a_command_is_put_off_while_the_port_is_full_but_not_for_ever() {
     let mut bench = Bench::new();
     for drained_in in [Some(1), Some(5), None] {
         let qpn = bench.qp();
@@ -147,7 +147,7 @@ fn an_order_is_put_off_while_the_port_is_full_but_not_for_ever() {
         for _ in 1..drained_in.unwrap_or(OVERDUE_MAX) {
             bench.execute(false);
             assert_eq!(bench.state(qpn), QpState::Rtr);
-            // A later order waits as long, and does not bring this one nearer.
+            // A later command waits as long, and does not bring this one nearer.
             bench.command(Command::Release(qpn));
         }
         bench.execute(drained_in.is_some());
@@ -156,7 +156,7 @@ fn an_order_is_put_off_while_the_port_is_full_but_not_for_ever() {
     }
 }
 
-/// Otherwise the order would later hit the state that the program has set.
+/// Otherwise the command would later hit the state that the program has set.
 #[test]
 fn whoever_changes_a_queue_pair_finds_done_what_was_to_be_done_to_it() {
     let mut bench = Bench::new();
@@ -211,7 +211,7 @@ fn what_the_owner_has_no_room_for_is_for_nothing() {
     assert!(bench.shards[0].is_flooded());
 }
 
-/// The queue that overflowed may be gone when the order arrives at another shard, and its number
+/// The queue that overflowed may be gone when the command arrives at another shard, and its number
 /// reused.
 #[test]
 fn an_overflow_that_is_told_late_breaks_only_who_uses_that_queue() {

@@ -98,8 +98,8 @@ impl Router {
     }
 
     /// Whether there are commands of other shards, read or not.
-    pub(super) fn has_orders(&self) -> bool {
-        self.staging.mail.has_some() || self.others.as_ref().is_some_and(|it| it.has_orders())
+    pub(super) fn has_commands(&self) -> bool {
+        self.staging.mail.has_some() || self.others.as_ref().is_some_and(|it| it.has_commands())
     }
 
     /// Whether a command to break the queue pair is waiting.

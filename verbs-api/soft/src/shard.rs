@@ -288,14 +288,14 @@ impl Shard {
         self.post.fail(woken);
     }
 
-    /// Executes the waiting orders for a queue pair before a query or a change of it. The caller
+    /// Executes the waiting commands for a queue pair before a query or a change of it. The caller
     /// then sees the state that the connection manager has set, and the end of an old connection
     /// cannot end the next.
     pub(super) fn settle(&mut self, qpn: Qpn) {
-        if self.router.has_orders() {
+        if self.router.has_commands() {
             self.drive(false);
         }
-        // This terminates: each call brings the order's last round nearer, drained or not.
+        // This terminates: each call brings the command's last round nearer, drained or not.
         while self.router.is_to_break(qpn) {
             self.drive(false);
         }
