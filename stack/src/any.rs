@@ -93,7 +93,7 @@ impl AnyQp {
         }
     }
 
-    /// A packet arrived with an ECN congestion mark, or from a crowded receive queue.
+    /// A packet arrived with an ECN congestion mark, or from an overloaded receive queue.
     #[cold]
     pub(crate) fn on_congestion(
         &mut self,
@@ -103,7 +103,7 @@ impl AnyQp {
     ) {
         let is_marked = datagram.is_congested();
         shared.counters.rcvd_ecn_ce += u64::from(is_marked);
-        shared.counters.rcvd_crowded += u64::from(!is_marked);
+        shared.counters.rcvd_overload += u64::from(!is_marked);
         if let Self::Rc(qp) = self {
             qp.marked(now, shared);
         }

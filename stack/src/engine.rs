@@ -52,7 +52,7 @@ pub struct Engine {
     /// each.
     reserved: BTreeMap<u16, u32>,
     pub(crate) unconnected: UnconnectedSources,
-    is_crowded: bool,
+    is_overloaded: bool,
     pub(crate) shared: Shared,
 }
 
@@ -69,7 +69,7 @@ impl Engine {
             groups: Groups::default(),
             reserved: BTreeMap::new(),
             unconnected: UnconnectedSources::default(),
-            is_crowded: false,
+            is_overloaded: false,
             shared: Shared {
                 peers: Peers::new(config.own_budget, config.stable_packets)
                     .of_kind(config.own_queue)
@@ -252,15 +252,15 @@ impl Engine {
     /// answers packets of reliable connections as if a switch had marked them (CNP), so their
     /// senders send less.
     #[inline]
-    pub fn set_crowded(&mut self, is_crowded: bool) {
-        self.is_crowded = is_crowded;
+    pub fn set_overloaded(&mut self, is_overloaded: bool) {
+        self.is_overloaded = is_overloaded;
     }
 
-    /// The last value of [`set_crowded`](Self::set_crowded).
+    /// The last value of [`set_overloaded`](Self::set_overloaded).
     #[must_use]
     #[inline]
-    pub const fn is_crowded(&self) -> bool {
-        self.is_crowded
+    pub const fn is_overloaded(&self) -> bool {
+        self.is_overloaded
     }
 
     /// Takes one datagram. Bad ones are dropped and counted. Nothing that a peer sends can do more
@@ -328,7 +328,7 @@ impl Engine {
         self.shared.counters.rcvd_pkts += 1;
         qp.core().tally.received();
         self.shared.arrived_at = now;
-        if datagram.is_congested() || self.is_crowded {
+        if datagram.is_congested() || self.is_overloaded {
             qp.on_congestion(now, datagram, &mut self.shared);
         }
         if qp.core().awaited_by.is_some() {

@@ -158,7 +158,7 @@ counters! {
         rcvd_ecn_ce,
         /// Packets accepted from a receive queue that was nearly full, because several peers send
         /// at once. They are answered as those with a congestion mark.
-        rcvd_crowded,
+        rcvd_overload,
         /// Packets with an IP identification that was solved from the ICRC.
         icrc_id_solved,
         /// Peers that were asked on QP1 whether they are Rocinantes: once each in ten minutes.

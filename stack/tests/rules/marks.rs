@@ -58,19 +58,20 @@ fn every_marked_packet_of_a_reliable_connection_is_answered_and_no_other() {
 
 /// A packet with a mark counts as marked, from any queue.
 #[test]
-fn what_waited_in_a_crowded_queue_is_answered_as_if_it_were_marked() {
+fn what_waited_in_an_overloaded_queue_is_answered_as_if_it_were_marked() {
     for kind in &KINDS {
-        for (tos, is_crowded) in [(0, true), (MARKED, true), (0, false)] {
+        for (tos, is_overloaded) in [(0, true), (MARKED, true), (0, false)] {
             let (mut solo, packet) = kind.ready();
-            solo.end.engine.set_crowded(true);
-            solo.end.engine.set_crowded(is_crowded);
+            solo.end.engine.set_overloaded(true);
+            solo.end.engine.set_overloaded(is_overloaded);
             receive(&mut solo, (addr(2), addr(1)), tos, &packet);
             let broke = solo.state() == QpState::Err;
-            let answered = is_crowded && kind.qp_type == QpType::Rc && !broke;
+            let answered = is_overloaded && kind.qp_type == QpType::Rc && !broke;
             assert_eq!(notified(&mut solo, PEER), usize::from(answered), "{} {tos}", kind.name);
             let counters = solo.end.engine.counters();
-            let (marked, crowded) = (u64::from(tos == MARKED), u64::from(tos == 0 && is_crowded));
-            assert_eq!((counters.rcvd_ecn_ce, counters.rcvd_crowded), (marked, crowded));
+            let (marked, overloaded) =
+                (u64::from(tos == MARKED), u64::from(tos == 0 && is_overloaded));
+            assert_eq!((counters.rcvd_ecn_ce, counters.rcvd_overload), (marked, overloaded));
             assert_eq!(counters.sent_cnp, u64::from(answered), "{}", kind.name);
         }
     }

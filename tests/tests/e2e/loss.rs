@@ -71,19 +71,19 @@ fn congestion_is_notified_to_its_sender(backend: Backend) {
 }
 
 #[test]
-fn a_packet_receiver_with_a_crowded_queue_slows_its_senders() {
-    crowded(Backend::Packet);
+fn a_packet_receiver_with_an_overloaded_queue_slows_its_senders() {
+    overloaded(Backend::Packet);
 }
 
 #[test]
-fn an_afxdp_receiver_with_a_crowded_queue_slows_its_senders() {
-    crowded(Backend::Xdp);
+fn an_afxdp_receiver_with_an_overloaded_queue_slows_its_senders() {
+    overloaded(Backend::Xdp);
 }
 
 /// A sender that takes the receive queue for many times as large as it is stands for many that do
 /// not know of each other. It is notified without a mark of a switch, and everything arrives. (A
 /// socket holds more than can be sent while the program pauses.)
-fn crowded(backend: Backend) {
+fn overloaded(backend: Backend) {
     require_backend!(backend);
     let mut setup = Setup::new(backend)
         .mtu(Mtu::Mtu1024)
@@ -110,7 +110,7 @@ fn crowded(backend: Backend) {
         });
         // The background thread leaves the device to a program that polls. This one pauses.
         let end = Instant::now() + PATIENCE;
-        while counters()[1].rcvd_crowded == 0 && Instant::now() < end {
+        while counters()[1].rcvd_overload == 0 && Instant::now() < end {
             for _ in 0..100 {
                 assert!(b.cq.poll_one().unwrap().is_none());
             }
@@ -119,7 +119,7 @@ fn crowded(backend: Backend) {
         done.store(true, Ordering::Relaxed);
     });
     let [told, teller] = counters();
-    assert!(teller.rcvd_crowded > 0, "the queue was never crowded: {told:?} {teller:?}");
+    assert!(teller.rcvd_overload > 0, "the queue was never overloaded: {told:?} {teller:?}");
     assert!(teller.sent_cnp > 0 && teller.rcvd_ecn_ce == 0, "{teller:?}");
     assert!(told.rcvd_cnp > 0, "{told:?}");
 }

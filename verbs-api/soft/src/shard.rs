@@ -23,7 +23,7 @@ use super::io::Io;
 use super::router::Router;
 use crate::model::event::AsyncEvent;
 use crate::provider::trace;
-use crate::tuning::crowd::{self, CROWDED_FROM, CROWDED_UNTIL};
+use crate::tuning::overload::{self, OVERLOADED_FROM, OVERLOADED_UNTIL};
 use crate::tuning::shard::{HELD_UP, OVERDUE_MAX, ROUNDS, RX_BURST, TX_BURST};
 
 /// The parts that one thread at a time drives.
@@ -236,8 +236,10 @@ impl Shard {
         if self.io.is_broken() {
             return 0;
         }
-        if crowd::ENABLED && (self.engine.is_crowded() || self.io.port.is_filled(CROWDED_FROM)) {
-            self.look_for_a_crowd();
+        if overload::ENABLED
+            && (self.engine.is_overloaded() || self.io.port.is_filled(OVERLOADED_FROM))
+        {
+            self.look_for_overload();
         }
         let Self { engine, host, router, .. } = self;
         let used_before = accepted(engine) + router.handed_over();
@@ -262,11 +264,12 @@ impl Shard {
         received
     }
 
-    /// Whether the receive queue is crowded, or still is.
+    /// Whether the receive queue is overloaded, or still is.
     #[cold]
-    fn look_for_a_crowd(&mut self) {
-        let is_crowded = !self.engine.is_crowded() || self.io.port.is_filled(CROWDED_UNTIL);
-        self.engine.set_crowded(is_crowded);
+    fn look_for_overload(&mut self) {
+        let is_overloaded =
+            !self.engine.is_overloaded() || self.io.port.is_filled(OVERLOADED_UNTIL);
+        self.engine.set_overloaded(is_overloaded);
     }
 
     /// The interface is gone.

@@ -122,17 +122,17 @@ pub(crate) mod rivals {
     pub(crate) const SPAN_MAX: Duration = Duration::from_millis(1600);
 }
 
-/// A crowded receive queue sends CNPs (`shard.rs`). Measured: the table, 64 senders,
+/// An overloaded receive queue sends CNPs (`shard.rs`). Measured: the table, 64 senders,
 /// Jain's index 0.66 to 0.72 without and 0.93 to 0.96 with it.
-pub(crate) mod crowd {
+pub(crate) mod overload {
     /// The switch.
     pub(crate) const ENABLED: bool = true;
-    /// Eighths filled from which a queue is crowded, which one peer may not fill. Less: one peer
+    /// Eighths filled from which a queue is overloaded, which one peer may not fill. Less: one peer
     /// slows itself down. More: the queue overflows first. Not measured by itself.
-    pub(crate) const CROWDED_FROM: u32 = 7;
+    pub(crate) const OVERLOADED_FROM: u32 = 7;
     /// Eighths filled until which it is. More: the sum is smaller and less fair. Measured at 3 and
     /// 4: the table.
-    pub(crate) const CROWDED_UNTIL: u32 = 2;
+    pub(crate) const OVERLOADED_UNTIL: u32 = 2;
 }
 
 /// Floods of useless packets (`flood.rs`). Measured: the flood table of SECURITY.md.
