@@ -2,7 +2,7 @@
 //!
 //! The containers are network namespaces with a veth each. The host is a third namespace, with a
 //! bridge between them. A process in each container opens its device and connects a queue pair to
-//! the other's. This process gives them orders, and changes the host's rules meanwhile.
+//! the other's. This process sends them requests, and changes the host's rules meanwhile.
 
 mod pair;
 mod policy;
@@ -19,7 +19,7 @@ use rocinante_lab::{
     kill_children_on_signal,
 };
 
-use crate::orders::{Answer, Order};
+use crate::messages::{Answer, Request};
 use crate::output::{self, Output, rounded};
 
 /// Show RDMA between two containers, and the host's rules and shaping binding it
@@ -201,9 +201,9 @@ impl Demo<'_> {
         for mtu in MTUS {
             pair.phase(&format!("verifying at path MTU {mtu}"));
             pair.connect(mtu, VERIFY_HALF)?;
-            let order =
-                Order::Verify { bytes_per_op: VERIFY_BYTES, seed: 0x0c1a_0000 + u64::from(mtu) };
-            for answer in pair.both(Duration::from_secs(30), &order)? {
+            let request =
+                Request::Verify { bytes_per_op: VERIFY_BYTES, seed: 0x0c1a_0000 + u64::from(mtu) };
+            for answer in pair.both(Duration::from_secs(30), &request)? {
                 if let Answer::Verified(by_op) = answer {
                     report.verified_by_op.add(&by_op);
                 }
@@ -228,7 +228,7 @@ impl Demo<'_> {
 
     fn figures(&self, pair: &mut Pair) -> Result<Figures, String> {
         let (warm, millis) = if self.quick { (50, 100) } else { (200, 1000) };
-        let latency = Order::Latency { size: 64, millis };
+        let latency = Request::Latency { size: 64, millis };
         let mut figures = Figures::default();
         for answer in pair.both(Duration::from_secs(20), &latency)? {
             if let Answer::Latency { p50_nanos: nanos @ 1.. } = answer {

@@ -20,7 +20,7 @@ pub mod devices;
 pub mod ending;
 pub mod manual;
 pub mod measure;
-mod orders;
+mod messages;
 pub mod output;
 pub mod perf;
 pub mod pingpong;

@@ -1,4 +1,4 @@
-//! The process in a container. It carries out the orders of `demo` and `policy-check`, one per
+//! The process in a container. It carries out the requests of `demo` and `policy-check`, one per
 //! line.
 
 mod plan;
@@ -17,7 +17,7 @@ use rocinante_lab::exit_with_parent;
 
 use crate::cores;
 use crate::measure::{self, BulkOp, BulkResult, Connected, Connecting, End, Pinging, Until};
-use crate::orders::{Answer, Bulk, BulkOrder, ConnectOrder, MESSAGE, Order, PROBE};
+use crate::messages::{Answer, Bulk, BulkRequest, ConnectRequest, MESSAGE, PROBE, Request};
 
 /// TCP port of the exchange, in the container that accepts.
 const PORT: u16 = 18_515;
@@ -38,11 +38,11 @@ pub(crate) struct Args {
     core: Option<usize>,
 }
 
-/// Carries out orders until standard input ends.
+/// Carries out requests until standard input ends.
 pub(crate) fn run(args: &Args) -> ExitCode {
     args.core.into_iter().for_each(cores::bind);
     exit_with_parent();
-    match obey_all(args) {
+    match apply_all(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("rocinante lab-worker: {error}");
@@ -51,15 +51,15 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
 }
 
-fn obey_all(args: &Args) -> io::Result<()> {
+fn apply_all(args: &Args) -> io::Result<()> {
     let listener = match args.peer {
         Some(_) => None,
         None => Some(TcpListener::bind((args.address, PORT))?),
     };
     let mut worker = Worker { args, listener, links: BTreeMap::new(), ctx: None };
     for line in io::stdin().lock().lines() {
-        let order = serde_json::from_str(&line?).map_err(|error| error.to_string());
-        let answer = order.and_then(|order| worker.obey(&order));
+        let request = serde_json::from_str(&line?).map_err(|error| error.to_string());
+        let answer = request.and_then(|request| worker.apply(&request));
         let answer = answer.unwrap_or_else(|why| Answer::Failed { why });
         let mut out = io::stdout().lock();
         writeln!(out, "{}", serde_json::to_string(&answer)?)?;
@@ -84,9 +84,9 @@ struct Link {
 }
 
 impl Worker<'_> {
-    fn obey(&mut self, order: &Order) -> Result<Answer, String> {
-        match *order {
-            Order::Open { ref netdev } => {
+    fn apply(&mut self, request: &Request) -> Result<Answer, String> {
+        match *request {
+            Request::Open { ref netdev } => {
                 self.links.clear();
                 self.ctx = None;
                 match OpenOptions::new().netdev(netdev.parse()?).open(self.args.address) {
@@ -97,24 +97,24 @@ impl Worker<'_> {
                     Err(error) => return Err(error.to_string()),
                 }
             }
-            Order::Connect(ref how) => {
+            Request::Connect(ref how) => {
                 self.links.remove(&how.slot);
                 let link = self.connect(how).map_err(|error| error.to_string())?;
                 self.links.insert(how.slot, link);
             }
-            Order::Probe => self.probe()?,
-            Order::Count => {
+            Request::Probe => self.probe()?,
+            Request::Count => {
                 let transport = self.ctx.as_ref().ok_or("no device")?.counters().transport;
                 let (rcvd_cnp, sent_cnp) = (transport.rcvd_cnp, transport.sent_cnp);
                 return Ok(Answer::Counted { rcvd_cnp, sent_cnp });
             }
-            _ => return self.links.get_mut(&0).ok_or("not connected")?.obey(order),
+            _ => return self.links.get_mut(&0).ok_or("not connected")?.apply(request),
         }
         Ok(Answer::Done)
     }
 
-    fn connect(&self, how: &ConnectOrder) -> Result<Link, VerbsError> {
-        let ConnectOrder { mtu, half, timeout, retry_cnt, traffic_class, .. } = *how;
+    fn connect(&self, how: &ConnectRequest) -> Result<Link, VerbsError> {
+        let ConnectRequest { mtu, half, timeout, retry_cnt, traffic_class, .. } = *how;
         let invalid = |what: &str| VerbsError::Invalid(what.to_owned());
         let ctx = self.ctx.clone().ok_or_else(|| invalid("the device is not open"))?;
         let mtu = Mtu::from_bytes(mtu).ok_or_else(|| invalid("no such path MTU"))?;
@@ -153,33 +153,33 @@ impl Worker<'_> {
 }
 
 impl Link {
-    fn obey(&mut self, order: &Order) -> Result<Answer, String> {
+    fn apply(&mut self, request: &Request) -> Result<Answer, String> {
         let Self { connected, exchange, first } = self;
         let end = connected.end(PATIENCE);
         let in_words = |error: VerbsError| error.to_string();
-        match *order {
-            Order::Verify { bytes_per_op, seed } => {
+        match *request {
+            Request::Verify { bytes_per_op, seed } => {
                 verify::verify(end, exchange, *first, bytes_per_op, seed).map(Answer::Verified)
             }
-            Order::Latency { size, millis } => latency(&end, exchange, *first, size, millis),
-            Order::Bulk(ref order) => {
-                let channel = (!order.served).then(|| connected.channel());
-                let bulk = bulk(End { channel, ..end }, order)?;
-                if order.served {
+            Request::Latency { size, millis } => latency(&end, exchange, *first, size, millis),
+            Request::Bulk(ref request) => {
+                let channel = (!request.served).then(|| connected.channel());
+                let bulk = bulk(End { channel, ..end }, request)?;
+                if request.served {
                     exchange.barrier("done").map_err(in_words)?;
                 }
                 Ok(Answer::Bulk(bulk))
             }
-            Order::Serve => {
+            Request::Serve => {
                 measure::serve(end.ctx, exchange, "done").map(|()| Answer::Done).map_err(in_words)
             }
-            Order::Write { fill } => write(&end, fill).map_err(in_words),
-            Order::Look { fill } => {
+            Request::Write { fill } => write(&end, fill).map_err(in_words),
+            Request::Look { fill } => {
                 let bytes = end.mr.to_vec(end.mr.len() / 2, MESSAGE);
                 let bytes = bytes.iter().filter(|byte| **byte == fill).count() as u64;
                 Ok(Answer::Found { bytes })
             }
-            _ => Err("no order for a connection".into()),
+            _ => Err("no request for a connection".into()),
         }
     }
 }
@@ -203,8 +203,8 @@ fn latency(
     Ok(Answer::Latency { p50_nanos: histogram.value_at_quantile(0.5) })
 }
 
-fn bulk(end: End<'_>, order: &BulkOrder) -> Result<Bulk, String> {
-    let BulkOrder { size, depth, list, warm_millis, millis, .. } = *order;
+fn bulk(end: End<'_>, request: &BulkRequest) -> Result<Bulk, String> {
+    let BulkRequest { size, depth, list, warm_millis, millis, .. } = *request;
     let warm = Duration::from_millis(warm_millis);
     let until = Until::Time(warm + Duration::from_millis(millis));
     let large = measure::Bulk::large(BulkOp::Write, size, depth, until);

@@ -1,5 +1,5 @@
-//! Processes of this program in containers: gives them orders, and receives their answers within a
-//! time limit.
+//! Processes of this program in containers: sends them requests, and receives their answers within
+//! a time limit.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rocinante_lab::{ChildGuard, Container, LabError};
 
-use crate::orders::{Answer, Order};
+use crate::messages::{Answer, Request};
 
 /// The container that sends requests, the one that accepts connections and receives requests, and a
 /// second one that sends.
@@ -29,7 +29,7 @@ pub(crate) struct Workers {
 
 struct Worker {
     name: &'static str,
-    orders: ChildStdin,
+    requests: ChildStdin,
     child: ChildGuard,
 }
 
@@ -55,13 +55,13 @@ impl Workers {
             command.stdin(Stdio::piped()).stdout(Stdio::piped());
             let mut child = container.spawn(&mut command)?;
             let stdout = child.child_mut().stdout.take().expect("a pipe was asked for");
-            let orders = child.child_mut().stdin.take().expect("a pipe was asked for");
+            let requests = child.child_mut().stdin.take().expect("a pipe was asked for");
             let sender = sender.clone();
             std::thread::spawn(move || {
                 let lines = BufReader::new(stdout).lines().map_while(Result::ok);
                 lines.map(Some).chain([None]).all(|line| sender.send((index, line)).is_ok())
             });
-            Ok(Worker { name, orders, child })
+            Ok(Worker { name, requests, child })
         };
         let workers = (0..containers.len()).map(start).collect::<Result<_, LabError>>()?;
         Ok(Self { workers, lines })
@@ -74,7 +74,7 @@ impl Workers {
         netdev: &str,
         limit: Duration,
     ) -> Result<Result<(), String>, String> {
-        let open = Order::Open { netdev: netdev.to_owned() };
+        let open = Request::Open { netdev: netdev.to_owned() };
         let answers = self.each(&vec![Some(open); self.workers.len()], limit)?;
         let unavailable = answers.into_iter().find_map(|answer| match answer {
             Answer::Unavailable { why } => Some(why),
@@ -83,18 +83,18 @@ impl Workers {
         Ok(unavailable.map_or(Ok(()), Err))
     }
 
-    /// Gives each process its order, and waits for the answers: `Done` of those without one.
+    /// Sends each process its request, and waits for the answers: `Done` of those without one.
     pub(crate) fn each(
         &mut self,
-        wanted: &[Option<Order>],
+        wanted: &[Option<Request>],
         limit: Duration,
     ) -> Result<Vec<Answer>, String> {
         let mut missing = Vec::new();
-        for (index, (worker, order)) in self.workers.iter_mut().zip(wanted).enumerate() {
-            let Some(order) = order else { continue };
-            let line = serde_json::to_string(order).map_err(|error| error.to_string())?;
+        for (index, (worker, request)) in self.workers.iter_mut().zip(wanted).enumerate() {
+            let Some(request) = request else { continue };
+            let line = serde_json::to_string(request).map_err(|error| error.to_string())?;
             // If the process has ended, its missing answer shows that.
-            let _ = writeln!(worker.orders, "{line}");
+            let _ = writeln!(worker.requests, "{line}");
             missing.push(index);
         }
         let deadline = Instant::now() + limit;
@@ -118,16 +118,16 @@ impl Workers {
         Ok(answers)
     }
 
-    /// Gives one process an order.
+    /// Sends one process a request.
     pub(crate) fn one(
         &mut self,
         index: usize,
-        order: Order,
+        request: Request,
         limit: Duration,
     ) -> Result<Answer, String> {
-        let mut orders = vec![None; self.workers.len()];
-        orders[index] = Some(order);
-        Ok(self.each(&orders, limit)?.swap_remove(index))
+        let mut requests = vec![None; self.workers.len()];
+        requests[index] = Some(request);
+        Ok(self.each(&requests, limit)?.swap_remove(index))
     }
 
     /// Reads the answer in a line.

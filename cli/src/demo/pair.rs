@@ -1,11 +1,11 @@
-//! The demo's two processes in the containers, and the orders that they get in each phase.
+//! The demo's two processes in the containers, and the requests that they get in each phase.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use rocinante_lab::{Lab, LabError};
 
-use crate::orders::{Answer, Bulk, BulkOrder, ConnectOrder, Order};
+use crate::messages::{Answer, Bulk, BulkRequest, ConnectRequest, Request};
 use crate::workers::{SENDER, Workers};
 
 /// The default ACK timeout and retries of a connection: 0.54 s, and seven. No packet is lost here.
@@ -58,13 +58,17 @@ impl Pair {
         half: usize,
         (timeout, retry_cnt): (u8, u8),
     ) -> Result<(), String> {
-        let how = ConnectOrder { slot: 0, mtu, half, timeout, retry_cnt, traffic_class: 0 };
-        self.both(Duration::from_secs(15), &Order::Connect(how)).map(drop)
+        let how = ConnectRequest { slot: 0, mtu, half, timeout, retry_cnt, traffic_class: 0 };
+        self.both(Duration::from_secs(15), &Request::Connect(how)).map(drop)
     }
 
-    /// Gives both containers the same order.
-    pub(super) fn both(&mut self, limit: Duration, order: &Order) -> Result<Vec<Answer>, String> {
-        self.each(limit, [Some(order), Some(order)])
+    /// Sends both containers the same request.
+    pub(super) fn both(
+        &mut self,
+        limit: Duration,
+        request: &Request,
+    ) -> Result<Vec<Answer>, String> {
+        self.each(limit, [Some(request), Some(request)])
     }
 
     /// Container a sends WRITEs to b for this many milliseconds of warm-up and of measurement.
@@ -75,9 +79,12 @@ impl Pair {
         list: usize,
         (warm_millis, millis): (u64, u64),
     ) -> Result<Bulk, String> {
-        let order = BulkOrder { size, depth, list, warm_millis, millis, served: true };
+        let request = BulkRequest { size, depth, list, warm_millis, millis, served: true };
         let limit = Duration::from_millis(warm_millis + millis) + Duration::from_secs(15);
-        match self.each(limit, [Some(&Order::Bulk(order)), Some(&Order::Serve)])?.swap_remove(0) {
+        match self
+            .each(limit, [Some(&Request::Bulk(request)), Some(&Request::Serve)])?
+            .swap_remove(0)
+        {
             Answer::Bulk(bulk) => Ok(bulk),
             other => Err(self.fault(format!("unexpected answer {other:?}"))),
         }
@@ -85,7 +92,7 @@ impl Pair {
 
     /// One WRITE from container a: its status and seconds.
     pub(super) fn write(&mut self, limit: Duration) -> Result<(String, f64), String> {
-        match self.each(limit, [Some(&Order::Write { fill: 1 }), None])?.swap_remove(SENDER) {
+        match self.each(limit, [Some(&Request::Write { fill: 1 }), None])?.swap_remove(SENDER) {
             Answer::Wrote { status, seconds } => Ok((status, seconds)),
             other => Err(self.fault(format!("unexpected answer {other:?}"))),
         }
@@ -94,9 +101,9 @@ impl Pair {
     fn each(
         &mut self,
         limit: Duration,
-        wanted: [Option<&Order>; 2],
+        wanted: [Option<&Request>; 2],
     ) -> Result<Vec<Answer>, String> {
-        let answers = self.workers.each(&wanted.map(Option::<&Order>::cloned), self.limit(limit));
+        let answers = self.workers.each(&wanted.map(Option::<&Request>::cloned), self.limit(limit));
         answers.map_err(|what| self.late_or(what))
     }
 

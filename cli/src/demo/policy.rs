@@ -8,7 +8,7 @@ use rocinante_lab::{Lab, Match, Tbf};
 use super::pair::Pair;
 use super::report::Policy;
 use super::{MEASURE_HALF, VERIFY_HALF};
-use crate::orders::{Bulk, MESSAGE, Order};
+use crate::messages::{Bulk, MESSAGE, Request};
 use crate::output::{Output, rounded};
 
 /// Rate of the shaper.
@@ -90,8 +90,8 @@ impl Checks<'_> {
         (self.policy.drop_status, self.policy.drop_seconds) = (status, rounded(seconds));
 
         self.pair.connect(MTU, VERIFY_HALF)?;
-        let order = Order::Verify { bytes_per_op: 1 << 20, seed: 4791 };
-        if let Err(error) = self.pair.both(LIMIT, &order) {
+        let request = Request::Verify { bytes_per_op: 1 << 20, seed: 4791 };
+        if let Err(error) = self.pair.both(LIMIT, &request) {
             self.broken.push(format!("after the drop rule: {error}"));
             return Err(error);
         }

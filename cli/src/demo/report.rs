@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::orders::ByOp;
+use crate::messages::ByOp;
 
 /// All results (`rocinante demo --json`).
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]

@@ -6,7 +6,7 @@ use rocinante_netdev::{Interface, TcxDrop};
 use super::lab::{Family, address, device, netns};
 use super::table::{self, Beside, End, Mark, Place};
 use super::{BURST, RATE};
-use crate::orders::PROBE;
+use crate::messages::PROBE;
 use crate::workers::{SECOND, SENDER};
 
 /// The reason why a control is not there.

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::table::{ALL as BINDS, BACKENDS, Effect, NONE as BYPASSED, NOT_AFXDP, UDP_ONLY};
-use crate::orders::PROBE;
+use crate::messages::PROBE;
 
 /// Disciplines that an interface has by default, or that only schedule.
 const PLAIN: [&str; 6] = ["noqueue", "pfifo_fast", "pfifo", "fq_codel", "mq", "fq"];

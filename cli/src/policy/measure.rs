@@ -7,7 +7,7 @@ use super::install::{HITS, Installed, OTHERS, SHORT_BURST, Trouble};
 use super::lab::Family;
 use super::table::{Action, Control, Effect, Group, Mark, Rule, Shaper};
 use super::{BURST, LIMIT, MTU, RATE};
-use crate::orders::{Answer, Bulk, BulkOrder, ConnectOrder, MESSAGE, Order};
+use crate::messages::{Answer, Bulk, BulkRequest, ConnectRequest, MESSAGE, Request};
 use crate::output::rounded;
 use crate::workers::{RECEIVER, SECOND, SENDER, Workers};
 
@@ -40,8 +40,8 @@ const SECOND_OF_RATE: u64 = RATE as u64 / 8;
 const FREE: f64 = 1.3;
 const FAIR: f64 = 0.95;
 /// The WRITEs of a bulk transfer, of a quarter of a second before the measurement.
-const WRITES: BulkOrder =
-    BulkOrder { size: MESSAGE, depth: 8, list: 1, warm_millis: 250, millis: 1250, served: false };
+const WRITES: BulkRequest =
+    BulkRequest { size: MESSAGE, depth: 8, list: 1, warm_millis: 250, millis: 1250, served: false };
 const BURSTS: u64 = 10;
 
 /// The figures of a cell.
@@ -116,7 +116,7 @@ impl Bench<'_> {
         let answers = rule == Rule::NewFromThePeer;
         let mut before = 0;
         if !answers {
-            self.ask(SENDER, Order::Probe)?;
+            self.ask(SENDER, Request::Probe)?;
             before = out.noted(control.count(HITS)).unwrap_or(0);
             out.must(before > 0, || "the rule did not count the kernel's own datagram".into());
         }
@@ -316,21 +316,21 @@ impl Bench<'_> {
         (timeout, retry_cnt): (u8, u8),
         traffic_class: u8,
     ) -> Result<(), Trouble> {
-        let how = ConnectOrder { slot: 0, mtu, half: MESSAGE, timeout, retry_cnt, traffic_class };
-        let order = |slot| Some(Order::Connect(ConnectOrder { slot, ..how }));
-        let mut orders = vec![None; self.network.containers().len()];
-        orders[sender] = order(0);
-        orders[RECEIVER] = order(usize::from(sender == SECOND));
-        self.sides.each(&orders, LIMIT).map(drop).map_err(Trouble::Failed)
+        let how = ConnectRequest { slot: 0, mtu, half: MESSAGE, timeout, retry_cnt, traffic_class };
+        let request = |slot| Some(Request::Connect(ConnectRequest { slot, ..how }));
+        let mut requests = vec![None; self.network.containers().len()];
+        requests[sender] = request(0);
+        requests[RECEIVER] = request(usize::from(sender == SECOND));
+        self.sides.each(&requests, LIMIT).map(drop).map_err(Trouble::Failed)
     }
 
-    fn ask(&mut self, index: usize, order: Order) -> Result<Answer, Trouble> {
-        self.sides.one(index, order, LIMIT).map_err(Trouble::Failed)
+    fn ask(&mut self, index: usize, request: Request) -> Result<Answer, Trouble> {
+        self.sides.one(index, request, LIMIT).map_err(Trouble::Failed)
     }
 
     /// One WRITE: its status and its time.
     fn write(&mut self, fill: u8) -> Result<(String, f64), Trouble> {
-        match self.ask(SENDER, Order::Write { fill })? {
+        match self.ask(SENDER, Request::Write { fill })? {
             Answer::Wrote { status, seconds } => Ok((status, seconds)),
             other => Err(unexpected(&other)),
         }
@@ -338,7 +338,7 @@ impl Bench<'_> {
 
     /// The bytes of a WRITE at the receiver.
     fn placed(&mut self, fill: u8) -> Result<u64, Trouble> {
-        match self.ask(RECEIVER, Order::Look { fill })? {
+        match self.ask(RECEIVER, Request::Look { fill })? {
             Answer::Found { bytes } => Ok(bytes),
             other => Err(unexpected(&other)),
         }
@@ -356,19 +356,19 @@ impl Bench<'_> {
 
     /// Congestion notifications received and sent.
     fn cnps(&mut self, index: usize) -> Result<(u64, u64), Trouble> {
-        match self.ask(index, Order::Count)? {
+        match self.ask(index, Request::Count)? {
             Answer::Counted { rcvd_cnp, sent_cnp } => Ok((rcvd_cnp, sent_cnp)),
             other => Err(unexpected(&other)),
         }
     }
 
     fn bulk(&mut self, both: bool) -> Result<Vec<Bulk>, Trouble> {
-        let mut orders = vec![None; self.network.containers().len()];
+        let mut requests = vec![None; self.network.containers().len()];
         let senders: &[usize] = if both { &[SENDER, SECOND] } else { &[SENDER] };
         for sender in senders {
-            orders[*sender] = Some(Order::Bulk(WRITES));
+            requests[*sender] = Some(Request::Bulk(WRITES));
         }
-        let answers = self.sides.each(&orders, LIMIT).map_err(Trouble::Failed)?;
+        let answers = self.sides.each(&requests, LIMIT).map_err(Trouble::Failed)?;
         let flows = answers.into_iter().filter(|answer| *answer != Answer::Done);
         flows
             .map(|answer| match answer {

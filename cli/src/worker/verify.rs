@@ -6,7 +6,7 @@ use rocinante::{Mr, RecvWr, SendWr, Wc, WcStatus};
 
 use super::plan::{Message, MessagePlan, Random};
 use crate::measure::End;
-use crate::orders::ByOp;
+use crate::messages::ByOp;
 
 /// Fills the gaps between messages where they arrive.
 const UNTOUCHED: u8 = 0xa5;

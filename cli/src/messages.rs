@@ -1,19 +1,19 @@
-//! Messages between a command and its processes in containers: one JSON object per line. Orders go
-//! to a process's standard input, and one answer to each comes from its standard output.
+//! Messages between a command and its processes in containers: one JSON object per line. Requests
+//! go to a process's standard input, and one answer to each comes from its standard output.
 
 use serde::{Deserialize, Serialize};
 
 /// From the command to a process in a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
-pub(crate) enum Order {
+pub(crate) enum Request {
     /// Open the device over this backend.
     Open {
         /// Its name.
         netdev: String,
     },
     /// Connect a new queue pair with another container, in place of the one before in this slot.
-    Connect(ConnectOrder),
+    Connect(ConnectRequest),
     /// Move data by every operation and compare every byte.
     Verify {
         /// Bytes of each operation but the atomics.
@@ -29,7 +29,7 @@ pub(crate) enum Order {
         millis: u64,
     },
     /// Send WRITEs, several at a time.
-    Bulk(BulkOrder),
+    Bulk(BulkRequest),
     /// Serve until the other container is done.
     Serve,
     /// Send one WRITE of [`MESSAGE`] bytes that are all `fill`, and report its status.
@@ -55,8 +55,8 @@ pub(crate) const PROBE: u16 = 4790;
 
 /// Parameters of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ConnectOrder {
-    /// Which connection of this container. Slot 0 has the one that other orders use.
+pub(crate) struct ConnectRequest {
+    /// Which connection of this container. Slot 0 has the one that other requests use.
     pub(crate) slot: usize,
     /// Path MTU.
     pub(crate) mtu: u32,
@@ -72,7 +72,7 @@ pub(crate) struct ConnectOrder {
 
 /// Parameters of a bulk transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct BulkOrder {
+pub(crate) struct BulkRequest {
     /// Bytes of each WRITE.
     pub(crate) size: usize,
     /// Number of outstanding WRITEs.
@@ -83,12 +83,12 @@ pub(crate) struct BulkOrder {
     pub(crate) warm_millis: u64,
     /// Time of the measurement, in milliseconds.
     pub(crate) millis: u64,
-    /// Whether the peer has to [`Serve`](Order::Serve) meanwhile, and this container polls. Else
+    /// Whether the peer has to [`Serve`](Request::Serve) meanwhile, and this container polls. Else
     /// both sleep.
     pub(crate) served: bool,
 }
 
-/// From a process in a container to the command: one answer per order.
+/// From a process in a container to the command: one answer per request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub(crate) enum Answer {
@@ -127,7 +127,7 @@ pub(crate) enum Answer {
         /// Congestion notifications that left.
         sent_cnp: u64,
     },
-    /// The order failed.
+    /// The request failed.
     Failed {
         /// The reason.
         why: String,
