@@ -369,12 +369,20 @@ pub(crate) fn lock(file: impl AsFd, at: u64, how: Lock) -> io::Result<()> {
     Ok(())
 }
 
+#[cfg(test)]
+thread_local! {
+    /// How often this thread has called [`find_lock`].
+    pub(crate) static SEARCHES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 /// A lock of another description on any of these bytes, and which of them it has (`F_OFD_GETLK` of
 /// fcntl(2)).
 ///
 /// # Errors
 /// It is no file.
 pub(crate) fn find_lock(file: impl AsFd, bytes: Range<u64>) -> io::Result<Option<Range<u64>>> {
+    #[cfg(test)]
+    SEARCHES.set(SEARCHES.get() + 1);
     let mut lock = byte_range(libc::F_WRLCK, bytes.start, bytes.end - bytes.start)?;
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: the kernel reads and writes the structure during the call.

@@ -3,6 +3,7 @@
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use super::*;
+use crate::kernel::descriptors::SEARCHES;
 use crate::sharing::layout::{FILE_BYTES, NOTES_AT};
 use crate::sharing::locks::Locks;
 
@@ -13,17 +14,24 @@ fn reads() -> std::io::Result<u64> {
     Ok(count.and_then(|count| count.parse().ok()).expect("a number"))
 }
 
-/// One read gives the state of all slots, however many there are.
+/// One read gives the state of all slots, and one search each row of locks that a process has.
 #[test]
-fn slots_are_taken_with_few_reads() {
+fn slots_are_taken_with_few_reads_and_a_search_for_each_other_process() {
     let here = address(19);
     let first = lease(&[here], 1).expect("slots");
     first.note(here, 1, &[1; NOTE_BYTES]);
-    let before = or_skip!(reads());
-    let second = lease(&[here], 1).expect("slots");
-    let count = or_skip!(reads()) - before;
-    assert!(count < 40, "{count} reads");
-    drop((first, second));
+    let mut others = Vec::new();
+    for processes in [1, 5, 25] {
+        others.resize_with(processes - 1, || lease(&[here], 2).expect("slots"));
+        let before = (SEARCHES.get(), or_skip!(reads()));
+        let last = lease(&[here], 1).expect("slots");
+        let (searches, reads) = (SEARCHES.get() - before.0, or_skip!(reads()) - before.1);
+        // Another for the slots behind all of them, and for each that the last ones left.
+        let few = processes + 1..=processes + 3;
+        assert!(few.contains(&searches), "{searches} searches beside {processes} processes");
+        assert!(reads < 40, "{reads} reads beside {processes} processes");
+        drop(last);
+    }
 }
 
 /// Each row of locks is found; the slots between are free.
