@@ -30,7 +30,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 /// How long a guardian tries to end connections. A peer that is there answers at once.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// The most guardians for other users. Any user can connect.
-const STRANGERS_MAX: usize = 128;
+const OTHER_USERS_MAX: usize = 128;
 /// The socket of the system's log (syslog(3)): a guardian has no stderr.
 const LOG: &str = "/dev/log";
 /// Its one line there: a warning of a daemon.
@@ -210,8 +210,8 @@ fn guard(guardian: &mut Guardian) -> io::Result<()> {
                         scope.spawn(act);
                     }
                 }
-                Errand::Stranger { connection, uid, gid } => {
-                    let has_room = children.len() < STRANGERS_MAX;
+                Errand::OtherUser { connection, uid, gid } => {
+                    let has_room = children.len() < OTHER_USERS_MAX;
                     match has_room.then(|| start_for(&connection, uid, gid)) {
                         Some(Ok(child)) => children.push(child),
                         _ => too_many(),

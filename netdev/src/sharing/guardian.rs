@@ -18,12 +18,12 @@ use rustix::net::{RecvFlags, SocketAddrUnix, SocketFlags, accept_with, bind, get
 use rustix::process::geteuid;
 use rustix::time::Timespec;
 
+use super::closing;
 use super::helper::Helper;
 use super::last_will;
 use super::layout::SLOTS_MAX;
 use super::locks::Locks;
 use super::rendezvous::{DESCRIPTORS, Objects, SPACE, address_of, seqpacket, welcome};
-use super::strangers;
 use crate::kernel::descriptors::{self, EventFd};
 use crate::kernel::rights;
 
@@ -63,7 +63,7 @@ pub enum Errand {
     Settle(Vec<Left>),
     /// A process of another user has come. It needs a guardian of that user, from
     /// [`Guardian::of`].
-    Stranger {
+    OtherUser {
         /// The connection.
         connection: OwnedFd,
         /// The user.
@@ -184,7 +184,7 @@ impl Guardian {
     fn accept(&mut self) -> Option<Errand> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         for _ in 0..JOINS_MAX {
-            let accepted = match strangers::are_few() {
+            let accepted = match closing::has_room() {
                 true => accept_with(self.listener.as_ref()?, flags),
                 false => Err(Errno::MFILE),
             };
@@ -201,15 +201,15 @@ impl Guardian {
             match descriptors::peer(&connection) {
                 Ok(descriptors::Peer { uid, .. }) if uid == own.as_raw() => {
                     if self.wards.len() == WARDS_MAX {
-                        strangers::close_elsewhere(connection);
+                        closing::close_elsewhere(connection);
                         return Some(Errand::TooMany);
                     }
                     self.wards.push(Ward { connection, places: Vec::new() });
                 }
                 Ok(descriptors::Peer { uid, gid, .. }) if own.is_root() => {
-                    return Some(Errand::Stranger { connection, uid, gid });
+                    return Some(Errand::OtherUser { connection, uid, gid });
                 }
-                _ => strangers::close_elsewhere(connection),
+                _ => closing::close_elsewhere(connection),
             }
         }
         None

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, connect, listen};
 
+use super::closing;
 use super::layout::SLOTS_MAX;
 use super::rendezvous::{ANSWER, Refused, check_user, holders, name, seqpacket};
-use super::strangers;
 use crate::kernel::descriptors;
 use crate::kernel::inherited;
 
@@ -132,7 +132,7 @@ impl Leadership {
                 let failed = |e: io::Error| if has_gone { Ok(true) } else { Err(e) };
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 for _ in 0..if *own { AT_ONCE } else { 0 } {
-                    if !strangers::are_few() {
+                    if !closing::has_room() {
                         return failed(io::ErrorKind::WouldBlock.into());
                     }
                     let watcher = match accept_with(&*listener, flags) {
@@ -144,7 +144,7 @@ impl Leadership {
                     if watchers.len() < WATCHERS_MAX && check_user(&watcher).is_ok() {
                         watchers.push(watcher);
                     } else {
-                        strangers::close_elsewhere(watcher);
+                        closing::close_elsewhere(watcher);
                     }
                 }
                 Ok(has_gone)

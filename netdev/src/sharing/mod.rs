@@ -23,6 +23,7 @@
 //! Processes of one user share an address: the kernel lets only sockets of one user share a port.
 
 mod address;
+mod closing;
 mod guardian;
 mod helper;
 mod host;
@@ -33,7 +34,6 @@ mod lifeline;
 mod locks;
 mod rendezvous;
 mod socket_table;
-mod strangers;
 
 use std::io;
 use std::net::IpAddr;
@@ -42,6 +42,7 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use self::address::{Shared, failed};
+pub use self::closing::close_elsewhere;
 pub use self::guardian::{Errand, GUARDIAN_VARIABLE, Guardian, Left};
 use self::host::Host;
 pub use self::layout::NOTE_BYTES;
@@ -50,7 +51,6 @@ use self::leader::Leadership;
 use self::lifeline::{AgentLink, Registration};
 use self::locks::On;
 pub use self::locks::PortClaim;
-pub use self::strangers::close_elsewhere;
 
 use crate::kernel::interface::Interface;
 use crate::port::config::{PacketConfig, PortConfig, Shards};

@@ -17,10 +17,10 @@ use rustix::net::{
 };
 use rustix::process::geteuid;
 
+use super::closing;
 use super::layout::{FILE_BYTES, NOTES_AT};
 use super::locks::file_bytes_max;
 use super::socket_table::{SocketTable, is_socket, is_stream};
-use super::strangers;
 use crate::kernel::descriptors::{self, Peer};
 use crate::kernel::inherited;
 use crate::kernel::rights;
@@ -254,7 +254,7 @@ pub(super) fn seqpacket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
 /// Answers one process that waits, once poll(2) has found one. Returns whether there was a
 /// descriptor for it.
 pub(super) fn welcome(objects: &Objects) -> bool {
-    if !strangers::are_few() {
+    if !closing::has_room() {
         return false;
     }
     // All processes on the address have the same open file description, and any can change it. If
@@ -271,7 +271,7 @@ pub(super) fn welcome(objects: &Objects) -> bool {
         // It may have gone.
         let _ = rights::send::<SPACE>(&connection, &[0], &objects.descriptors());
     } else {
-        strangers::close_elsewhere(connection);
+        closing::close_elsewhere(connection);
     }
     true
 }

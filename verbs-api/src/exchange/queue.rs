@@ -53,7 +53,7 @@ pub(super) fn connect(
         let error = match cm::connect(parts.qp, peer, &params, left.max(LOOK)) {
             Ok(connection) => {
                 let theirs = mtu_of(connection.private_data()).ok_or_else(|| {
-                    stranger(
+                    unknown_peer(
                         peer,
                         "it accepts, but does not speak as rocinante does: is it the right port?",
                     )
@@ -93,7 +93,7 @@ pub(super) fn accept(ctx: &Context, request: Request) -> Result<QueueLink, Verbs
     let peer = request.peer();
     let Some(theirs) = mtu_of(request.private_data()) else {
         request.reject(b"this is a rocinante server, and it does not understand that")?;
-        return Err(stranger(peer, "it asks for another kind of connection"));
+        return Err(unknown_peer(peer, "it asks for another kind of connection"));
     };
     let own = ctx.query_device().active_mtu;
     let local = request.local();
@@ -101,7 +101,7 @@ pub(super) fn accept(ctx: &Context, request: Request) -> Result<QueueLink, Verbs
     let parts = Parts::new(ctx, gid)?;
     let params = Params::default().options(options()).private_data(&words(own));
     let connection = request.accept(parts.qp, &params).and_then(|accepted| accepted.wait(PATIENCE));
-    let connection = connection.map_err(|error| stranger(peer, &error.to_string()))?;
+    let connection = connection.map_err(|error| unknown_peer(peer, &error.to_string()))?;
     let local = SocketAddr::new(local, 0);
     Ok(QueueLink::new(connection, (parts.cq, parts.memory), local, own.min(theirs)))
 }
@@ -128,7 +128,7 @@ fn mtu_of(private: &[u8]) -> Option<Mtu> {
     Mtu::ALL.into_iter().find(|mtu| mtu.code() == code)
 }
 
-fn stranger(peer: SocketAddr, what: &str) -> VerbsError {
+fn unknown_peer(peer: SocketAddr, what: &str) -> VerbsError {
     VerbsError::Exchange(format!("peer {peer}, connecting: {what}"))
 }
 

@@ -13,7 +13,7 @@ const STACK_BYTES: usize = 64 << 10;
 static CLOSING: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether a connection can be accepted: one more could be closed.
-pub(super) fn are_few() -> bool {
+pub(super) fn has_room() -> bool {
     CLOSING.load(Ordering::Relaxed) < CLOSING_MAX
 }
 
