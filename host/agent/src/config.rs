@@ -109,6 +109,49 @@ impl Config {
         Ok(Some(beside))
     }
 
+    /// Takes over those options of the configuration in force that stay until the agent is started
+    /// again. Returns the names of those that would change.
+    pub(crate) fn keep(&mut self, old: &Self) -> Vec<&'static str> {
+        let mut kept = self.differences(old);
+        self.socket.clone_from(&old.socket);
+        self.state.clone_from(&old.state);
+        self.guardian.clone_from(&old.guardian);
+        let left = self.differences(old);
+        kept.retain(|option| !left.contains(option));
+        kept
+    }
+
+    /// The names of the options that are different.
+    pub(crate) fn differences(&self, other: &Self) -> Vec<&'static str> {
+        let Self {
+            socket,
+            state,
+            guardian,
+            ports_max,
+            ring_mib_max,
+            ring_mib_total,
+            containers_expected,
+            ring_frames_max,
+            requests_per_second,
+            self_administered,
+            log,
+        } = self;
+        let all = [
+            ("socket", *socket != other.socket),
+            ("state", *state != other.state),
+            ("guardian", *guardian != other.guardian),
+            ("ports_max", *ports_max != other.ports_max),
+            ("ring_mib_max", *ring_mib_max != other.ring_mib_max),
+            ("ring_mib_total", *ring_mib_total != other.ring_mib_total),
+            ("containers_expected", *containers_expected != other.containers_expected),
+            ("ring_frames_max", *ring_frames_max != other.ring_frames_max),
+            ("requests_per_second", *requests_per_second != other.requests_per_second),
+            ("self_administered", *self_administered != other.self_administered),
+            ("log", *log != other.log),
+        ];
+        all.into_iter().filter(|(_, differs)| *differs).map(|(option, _)| option).collect()
+    }
+
     fn check(&self) -> Result<(), &'static str> {
         match self {
             Self { requests_per_second: 0, .. } => Err("requests_per_second is at least 1"),
@@ -155,6 +198,31 @@ mod tests {
         let kib: usize = line.trim().trim_end_matches(" kB").parse().expect("a number");
         assert_eq!(total(1).ring_bytes_total(), 1 << 20);
         assert_eq!(total(1 << 30).ring_bytes_total() >> 10, kib / 4);
+    }
+
+    #[test]
+    fn a_running_agent_takes_over_what_can_change() {
+        let old = Config::default();
+        let mut fresh = Config {
+            socket: "/a/b".into(),
+            state: "/c/d".into(),
+            guardian: PathBuf::new(),
+            ports_max: 1,
+            ring_mib_max: 2,
+            ring_mib_total: 3,
+            containers_expected: 6,
+            ring_frames_max: 4,
+            requests_per_second: 5,
+            self_administered: SelfAdministered::Refuse,
+            log: LogLevel::Error,
+        };
+        assert_eq!(fresh.differences(&old).len(), 11);
+        assert_eq!(fresh.keep(&old), ["socket", "state", "guardian"]);
+        assert_eq!((&fresh.socket, &fresh.state), (&old.socket, &old.state));
+        let changed = fresh.differences(&old);
+        assert_eq!(changed.len(), 8, "{changed:?}");
+        assert_eq!((fresh.keep(&old), changed[0], changed[7]), (vec![], "ports_max", "log"));
+        assert!(old.differences(&Config::default()).is_empty());
     }
 
     #[test]

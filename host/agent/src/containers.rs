@@ -32,7 +32,6 @@ use crate::steps;
 
 pub(crate) use self::ports::PortId;
 use self::ports::{Port, Taken};
-use self::promise::Memory;
 pub(crate) use self::report::Totals;
 
 /// The facts about a container beside its namespace.
@@ -87,8 +86,7 @@ pub(crate) struct HostEnd {
 /// All containers.
 #[derive(Debug)]
 pub(crate) struct Containers {
-    config: Config,
-    memory: Memory,
+    config: Mutex<Arc<Config>>,
     state: StateFile,
     inner: Mutex<Inner>,
     /// By the index of the host's end.
@@ -138,8 +136,7 @@ impl Containers {
             journal: Arc::clone(journal),
         };
         Ok(Self {
-            config: config.clone(),
-            memory: Memory::new(config),
+            config: Mutex::new(Arc::new(config.clone())),
             state,
             inner: Mutex::new(inner),
             turns: Mutex::default(),
@@ -147,22 +144,30 @@ impl Containers {
         })
     }
 
+    /// The configuration in force.
+    pub(crate) fn config(&self) -> Arc<Config> {
+        Arc::clone(&self.config.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Puts another one in force, for later requests.
+    pub(crate) fn configure(&self, config: Config) {
+        *self.config.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
+    }
+
     /// Looks for the host's end of a container's interface, and the addresses that may leave there.
     ///
     /// # Errors
     /// The refusal to send.
     pub(crate) fn find(&self, namespace: &Namespace, hints: Hints<'_>) -> Result<Found, Refused> {
-        if hints.is_administered_by_itself
-            && self.config.self_administered == SelfAdministered::Refuse
-        {
+        let rule = self.config().self_administered;
+        if hints.is_administered_by_itself && rule == SelfAdministered::Refuse {
             let reason = "your container may change its own addresses";
             let hint = "run it without CAP_NET_ADMIN, or see self_administered in agent.toml";
             return Err(Refused::new(Code::Forbidden, reason, hint));
         }
         let mut inner = self.lock();
         let id = inner.namespaces.id(namespace.file()).map_err(|e| failed("number", &e))?;
-        let follows = !hints.is_administered_by_itself
-            || self.config.self_administered == SelfAdministered::Follow;
+        let follows = !hints.is_administered_by_itself || rule == SelfAdministered::Follow;
         let (own, host) = ends(&mut inner.namespaces, id, hints.interface)?;
         let of = (namespace.inode(), hints.about);
         let end = inner.found(id, of, follows, (&own, host))?;

@@ -143,14 +143,17 @@ impl Guards {
     fn refuse(&self, counter: &AtomicU64, why: &str) {
         let count = counter.fetch_add(1, Ordering::Relaxed) + 1;
         if count.is_power_of_two() {
-            eprintln!(
-                "rocinante-agent: {why}, number {count}: if it is killed, peers have to ask"
-            );
+            tracing::warn!(count, "{why}: if it is killed, peers have to ask");
         }
     }
 
     fn refuse_for_room(&self) {
         self.refuse(&self.no_room, "no descriptors are left for a program");
+    }
+
+    /// Changes the number of programs of a share that are listened to in a second.
+    pub(crate) fn set_rate(&self, per_second: u32) {
+        self.limits.set_rate(per_second);
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

@@ -73,13 +73,13 @@ impl<K: Eq + Hash> Turns<K> {
 /// Counts the requests of each share, and takes them in turn.
 #[derive(Debug)]
 pub(crate) struct Limits {
-    per_second: u32,
     inner: Mutex<Inner>,
     turns: Turns<Share>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Inner {
+    per_second: u32,
     containers: HashMap<Share, Container>,
     at_once: usize,
 }
@@ -101,14 +101,20 @@ pub(crate) struct Permit {
 
 impl Limits {
     pub(crate) fn new(per_second: u32) -> Self {
-        Self { per_second, inner: Mutex::default(), turns: Turns::new(WORKED_MAX) }
+        let inner = Inner { per_second, containers: HashMap::new(), at_once: 0 };
+        Self { inner: Mutex::new(inner), turns: Turns::new(WORKED_MAX) }
+    }
+
+    /// Changes the rate of each share.
+    pub(crate) fn set_rate(&self, per_second: u32) {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).per_second = per_second;
     }
 
     /// Lets a request of a share in, unless too many are there.
     pub(crate) fn enter(self: &Arc<Self>, share: Share, now: Instant) -> Option<Permit> {
-        let full = f64::from(self.per_second);
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let Inner { containers, at_once } = &mut *inner;
+        let Inner { per_second, containers, at_once } = &mut *inner;
+        let full = f64::from(*per_second);
         if *at_once >= ALL_AT_ONCE_MAX {
             return None;
         }
@@ -133,8 +139,8 @@ impl Limits {
 impl Permit {
     /// Whether the share has not asked too often. Then this counts as one time more.
     pub(crate) fn counts(&self, now: Instant) -> bool {
-        let full = f64::from(self.limits.per_second);
         let mut inner = self.limits.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let full = f64::from(inner.per_second);
         let Some(of) = inner.containers.get_mut(&self.share) else { return false };
         let passed = now.saturating_duration_since(of.since).as_secs_f64();
         of.tokens = (of.tokens + passed * full).min(full);
@@ -191,6 +197,20 @@ mod tests {
         // A clock that is behind gives nothing, then and later.
         assert_eq!(asked(1, start), 0);
         assert_eq!(asked(1, start + Duration::from_secs(60)), 0);
+    }
+
+    #[test]
+    fn the_rate_may_change() {
+        let (limits, start) = (Arc::new(Limits::new(10)), Instant::now());
+        let asked = |at: u64| {
+            let now = start + Duration::from_secs(at);
+            (0..100).filter(|_| asks(&limits, 1, now)).count()
+        };
+        assert_eq!(asked(0), 10);
+        limits.set_rate(40);
+        assert_eq!((asked(0), asked(1)), (0, 40));
+        limits.set_rate(2);
+        assert_eq!(asked(60), 2);
     }
 
     /// Pauses that are no multiple of a request's time, and shorter than it.

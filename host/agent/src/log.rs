@@ -97,7 +97,12 @@ where
             (true, Level::WARN) => "<4>",
             (true, _) => "<6>",
         })?;
-        context.field_format().format_fields(writer.by_ref(), event)?;
+        let mut text = String::new();
+        context.field_format().format_fields(Writer::new(&mut text), event)?;
+        // Errors of TOML have several lines.
+        for (place, part) in text.split_whitespace().enumerate() {
+            write!(writer, "{}{part}", if place == 0 { "" } else { " " })?;
+        }
         writeln!(writer)
     }
 }
@@ -161,11 +166,11 @@ pub(crate) mod tests {
         let log = || {
             tracing::error!(socket = "/a", "one");
             tracing::warn!(count = 3, "two");
-            tracing::info!("three");
+            tracing::info!("three {}", "1 |\n  | ^^\n");
         };
-        assert_eq!(written(true, log), "<3>one socket=\"/a\"\n<4>two count=3\n<6>three\n");
+        assert_eq!(written(true, log), "<3>one socket=\"/a\"\n<4>two count=3\n<6>three 1 | | ^^\n");
         let plain = "rocinante-agent: one socket=\"/a\"\nrocinante-agent: two count=3\n";
-        assert_eq!(written(false, log), format!("{plain}rocinante-agent: three\n"));
+        assert_eq!(written(false, log), format!("{plain}rocinante-agent: three 1 | | ^^\n"));
     }
 
     #[test]

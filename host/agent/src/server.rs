@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,10 @@ use rocinante_netdev::handed::{
 use rocinante_netdev::{GiveLimits, Given, give};
 use rustix::net::{RecvFlags, recv};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use sd_notify::NotifyState;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::asker::{Asker, Namespace, Own};
 use crate::caller::Caller;
@@ -64,6 +65,9 @@ struct Agent {
     limits: Arc<Limits>,
     /// For the processes that have a port's sockets, by the container's end on the host.
     searches: Turns<u32>,
+    guards: Option<Arc<Guards>>,
+    /// The file that SIGHUP has read again.
+    file: Option<PathBuf>,
     has_tcx: bool,
     clients: Clients,
     since: Instant,
@@ -83,11 +87,11 @@ struct Listeners {
 /// The configuration makes no sense, a right is missing, another agent runs with this state, or the socket cannot be made.
 pub fn run(config: Option<&Path>) -> Result<(), AgentError> {
     log::start();
-    let config = config.map_or_else(|| Ok(Config::default()), Config::read);
-    config.and_then(|config| start(&config)).inspect_err(|error| tracing::error!("{error}"))
+    let read = config.map_or_else(|| Ok(Config::default()), Config::read);
+    read.and_then(|it| start(&it, config)).inspect_err(|error| tracing::error!("{error}"))
 }
 
-fn start(config: &Config) -> Result<(), AgentError> {
+fn start(config: &Config, file: Option<&Path>) -> Result<(), AgentError> {
     log::set_level(config.log);
     rights::check()?;
     // Ports and processes are held by them.
@@ -131,6 +135,7 @@ fn start(config: &Config) -> Result<(), AgentError> {
     let ports = listen(&config.socket, Kind { prepare: no_rights, ..Kind::PUBLIC })?;
     let control = Kind { prepare: no_rights, ..Kind::PRIVATE };
     let control = listen(&control::path(&config.state), control)?;
+    let (file, kept) = (file.map(Path::to_owned), guards.as_ref().map(|(_, it)| Arc::clone(it)));
     let listeners = Listeners { ports, guards, control };
     rights::drop_others()?;
     let no_netlink = |e| AgentError::os("cannot open rtnetlink", &e, "it needs Linux 4.20");
@@ -143,14 +148,17 @@ fn start(config: &Config) -> Result<(), AgentError> {
         journal,
         limits: Arc::new(Limits::new(config.requests_per_second)),
         searches: Turns::new(SEARCHES_MAX),
+        guards: kept,
+        file,
         has_tcx: rights::kernel_is_recent(),
         clients: Clients::default(),
         since: Instant::now(),
     });
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        // And one each for the kernel's announcements, the sums of the log, and a command.
-        .max_blocking_threads(WORKED_MAX + SEARCHES_MAX + 3)
+        // And one each for the kernel's announcements, the sums of the log, a command, and the
+        // configuration.
+        .max_blocking_threads(WORKED_MAX + SEARCHES_MAX + 4)
         .thread_keep_alive(WORKER_IDLE)
         .build()
         .map_err(|e| AgentError::os("cannot start", &e, ""))?;
@@ -163,6 +171,7 @@ fn start(config: &Config) -> Result<(), AgentError> {
 async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let hangup = signal(SignalKind::hangup())?;
     // A signal by which threads of the closers end a wait needs a handler, and no more.
     let _interrupts = signal(SignalKind::from_raw(INTERRUPT as i32))?;
     let Listeners { ports, guards, control } = listeners;
@@ -171,10 +180,11 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
     for port in held {
         tokio::spawn(outlive(Arc::clone(&agent), port));
     }
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    let _ = sd_notify::notify(&[NotifyState::Ready]);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "serves");
     let hear = tokio::spawn(hear(Arc::clone(&agent), watch));
     let sums = tokio::spawn(sums(Arc::clone(&agent)));
+    tokio::spawn(reloads(Arc::clone(&agent), hangup));
     let commanded = Arc::clone(&agent);
     tokio::spawn(async move {
         accept_all(control, &commanded.closers, |connection| {
@@ -201,7 +211,7 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
             answered(Arc::clone(&agent), connection)
         }) => {}
     }
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    let _ = sd_notify::notify(&[NotifyState::Stopping]);
     hear.abort();
     sums.abort();
     agent.sum();
@@ -215,6 +225,18 @@ async fn sums(agent: Arc<Agent>) {
         tokio::time::sleep(MINUTE).await;
         let agent = Arc::clone(&agent);
         let _ = tokio::task::spawn_blocking(move || agent.sum()).await;
+    }
+}
+
+/// Reads the configuration again at each SIGHUP (`Type=notify-reload` of systemd.service(5)).
+async fn reloads(agent: Arc<Agent>, mut hangup: Signal) {
+    while hangup.recv().await.is_some() {
+        if let Ok(now) = NotifyState::monotonic_usec_now() {
+            let _ = sd_notify::notify(&[NotifyState::Reloading, now]);
+        }
+        let agent = Arc::clone(&agent);
+        let _ = tokio::task::spawn_blocking(move || agent.reload()).await;
+        let _ = sd_notify::notify(&[NotifyState::Ready]);
     }
 }
 
@@ -377,6 +399,34 @@ impl Agent {
     fn sum(&self) {
         let known = self.containers.count_forged();
         self.journal.sum(&known, Instant::now());
+    }
+
+    /// Puts the options of the file in force that can change now, and says which they are.
+    fn reload(&self) {
+        let Some(file) = &self.file else {
+            tracing::warn!("no configuration is read again, for no --config names one");
+            return;
+        };
+        let old = self.containers.config();
+        let mut fresh = match Config::read(file) {
+            Ok(fresh) => fresh,
+            Err(error) => {
+                tracing::error!("the configuration stays as it was: {error}");
+                return;
+            }
+        };
+        let (kept, changed) = (fresh.keep(&old), fresh.differences(&old));
+        log::set_level(fresh.log);
+        self.limits.set_rate(fresh.requests_per_second);
+        if let Some(guards) = &self.guards {
+            guards.set_rate(fresh.requests_per_second);
+        }
+        self.containers.configure(fresh);
+        if !kept.is_empty() {
+            let options = kept.join(", ");
+            tracing::warn!("a change of {options} takes a new start of the agent");
+        }
+        tracing::info!(changed = changed.join(", "), "the configuration was read again");
     }
 
     /// Works a command.

@@ -6,6 +6,7 @@ use rocinante_netdev::Backend;
 use rocinante_netdev::handed::{Code, Granted, Refused, Request, Ring};
 use rocinante_netdev::{GiveLimits, Given, Kept};
 
+use super::promise::Memory;
 use super::{Containers, HostEnd, Inner};
 use crate::state::KnownPort;
 
@@ -124,6 +125,7 @@ impl Containers {
             let hint = "see self_administered in agent.toml";
             return Err(Refused::new(Code::Interface, reason, hint));
         }
+        let config = self.config();
         let mut inner = self.lock();
         let has_xdp = |container: &super::Container| container.ports.values().any(Port::is_xdp);
         if request.backend == Backend::Xdp && inner.containers.get(&end.index).is_some_and(has_xdp)
@@ -138,17 +140,17 @@ impl Containers {
             let hint = "close ports, or see ports_max and ring_mib_max in agent.toml";
             Err(Refused::new(Code::Busy, reason, hint))
         };
-        if own.ports + request.shards.count > self.config.ports_max {
+        if own.ports + request.shards.count > config.ports_max {
             return busy(format!("your container has {} ports already", own.ports));
         }
         let others: Vec<usize> = others.values().map(|taken| taken.bytes).collect();
-        let allowed = self.memory.allowed(own.bytes, &others);
+        let allowed = Memory::new(&config).allowed(own.bytes, &others);
         let Some(limits) = GiveLimits::within(allowed.fair, allowed.most, request) else {
             let all = (own.bytes + others.iter().sum::<usize>()) >> 20;
             let own = own.bytes >> 20;
             return busy(format!("your container's ports have {own} MiB already, all have {all}"));
         };
-        let ring_frames_max = limits.ring_frames_max.min(self.config.ring_frames_max);
+        let ring_frames_max = limits.ring_frames_max.min(config.ring_frames_max);
         let limits = GiveLimits { ring_frames_max, ..limits };
         let bytes = limits.memory_bytes(request);
         let taken = Taken { ports: request.shards.count, bytes };

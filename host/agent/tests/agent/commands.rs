@@ -248,7 +248,7 @@ fn the_socket_is_for_the_agents_user_alone() {
     fs::copy(host.command().get_program(), &program).expect("copied");
     let mut nobody = Command::new("setpriv");
     nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(program);
-    nobody.args(["status", "--config"]).arg(host.dir().join("agent.toml"));
+    nobody.args(["status", "--config"]).arg(host.config());
     let output = host.lab.host().output(&mut nobody).expect("it runs");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && said.contains("does not answer"), "{said}");

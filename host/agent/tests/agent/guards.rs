@@ -37,9 +37,7 @@ impl Hanging {
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("ours");
         host.configure(&format!("guardian = {program:?}\nrequests_per_second = {rate}"));
         let of_agent = host.dir().join("log");
-        let mut agent = host.command();
-        agent.stderr(fs::File::create(&of_agent).expect("a file"));
-        host.start_as(agent);
+        host.start();
         // An agent that has just started has one more for a moment.
         let samples = (0..40).map(|_| {
             std::thread::sleep(Duration::from_millis(5));

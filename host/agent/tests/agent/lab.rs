@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rocinante_agent::host::{Reason, SourceFilter};
 use rocinante_lab::{ChildGuard, Container, Lab, LabConfig, LabError, Privilege};
 
+use rustix::process::Signal;
+
 use crate::asker::{As, Asker, eventually};
 
 /// The host.
@@ -65,9 +67,14 @@ impl Host {
         self.dir.join("t/state.json")
     }
 
+    /// The path of the configuration.
+    pub(crate) fn config(&self) -> PathBuf {
+        self.dir.join("agent.toml")
+    }
+
     /// The command that starts an agent.
     pub(crate) fn command(&self) -> Command {
-        let path = self.dir.join("agent.toml");
+        let path = self.config();
         let (socket, state) = (self.socket(), self.state());
         let text = format!("socket = {socket:?}\nstate = {state:?}\n{}", self.config);
         fs::write(&path, text).expect("written");
@@ -100,7 +107,7 @@ impl Host {
     pub(crate) fn operator(&self, words: &[&str]) -> (bool, String) {
         let command = self.command();
         let mut operator = Command::new(command.get_program());
-        operator.args(words).arg("--config").arg(self.dir.join("agent.toml"));
+        operator.args(words).arg("--config").arg(self.config());
         let output = self.lab.host().output(&mut operator).expect("it runs");
         let said = [output.stdout, output.stderr].concat();
         (output.status.success(), String::from_utf8_lossy(&said).into_owned())
@@ -145,9 +152,14 @@ impl Host {
             fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "))
         });
         let done = work();
-        let pid = rustix::process::Pid::from_raw(self.agent_id().cast_signed()).expect("a process");
-        rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("it is there");
+        self.signal(Signal::CONT);
         done
+    }
+
+    /// Sends the agent a signal.
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = rustix::process::Pid::from_raw(self.agent_id().cast_signed()).expect("a process");
+        rustix::process::kill_process(pid, signal).expect("it is there");
     }
 
     /// Waits until the agent has ended by itself.
@@ -258,8 +270,7 @@ impl Host {
 
     /// Ends the agent, as systemd does.
     pub(crate) fn terminate(&mut self) {
-        let pid = rustix::process::Pid::from_raw(self.agent_id().cast_signed()).expect("a process");
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is there");
+        self.signal(Signal::TERM);
         self.ended();
     }
 

@@ -13,6 +13,7 @@ mod introduced;
 mod lab;
 mod log;
 mod many;
+mod reload;
 mod restart;
 mod rings;
 mod sockets;
