@@ -11,8 +11,8 @@ pub(crate) fn readable<T: AsRawFd>(fd: T) -> io::Result<AsyncFd<T>> {
     ready(fd, Interest::READABLE)
 }
 
-/// Waits for `fd` to be readable or writable. Each type here owns or borrows the descriptor that it names until
-/// it is dropped.
+/// Waits for `fd` to be readable or writable. Each type here owns or borrows the descriptor that it
+/// names until it is dropped.
 #[allow(
     deprecated,
     reason = "the other way is unsafe, for types that may close their descriptor early"

@@ -84,7 +84,8 @@ struct Listeners {
 /// of the configuration; without it that has its defaults. Errors are logged, too.
 ///
 /// # Errors
-/// The configuration makes no sense, a right is missing, another agent runs with this state, or the socket cannot be made.
+/// The configuration makes no sense, a right is missing, another agent runs with this state, or the
+/// socket cannot be made.
 pub fn run(config: Option<&Path>) -> Result<(), AgentError> {
     log::start();
     let read = config.map_or_else(|| Ok(Config::default()), Config::read);

@@ -42,6 +42,13 @@ fn it_works_with_the_rights_of_the_unit() {
     assert_eq!(set("CapEff:"), Some("\t00000080002870e0"));
 }
 
+/// The last line of those that systemd knows holds.
+#[test]
+fn its_type_is_known_to_each_systemd() {
+    let types = UNIT.lines().filter_map(|line| line.strip_prefix("Type="));
+    assert_eq!(types.collect::<Vec<_>>(), ["notify", "notify-reload"]);
+}
+
 #[test]
 fn a_configuration_is_checked_without_an_agent() {
     let check = |file: &std::path::Path| {
