@@ -209,7 +209,8 @@ impl Containers {
         let FoundEnd { end, peer, namespace, fixed, introduced, interface } = found;
         let turn = self.turn_of(end.index);
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let (_, how) = SourceFilter::attach(end.index, &end.sources).map_err(|e| no_filter(&e))?;
+        let (_, how) =
+            SourceFilter::attach(end.index, &end.sources).map_err(|e| no_filter(&e, &end.name))?;
         steps::reached("filter attached");
         tell_mended(how, &end.name);
         let mut inner = self.lock();
@@ -502,9 +503,17 @@ fn more_than(before: &Drops, now: &Drops) -> Drops {
     std::array::from_fn(|at| now[at].checked_sub(before[at]).unwrap_or(now[at]))
 }
 
-fn no_filter(error: &io::Error) -> Refused {
-    let reason = format!("the agent cannot keep forged frames back on the host: {error}");
-    Refused::new(Code::Unsupported, reason, "the host needs Linux 6.6")
+/// The refusal if a program cannot be put at the host's end with this name.
+fn no_filter(error: &io::Error, name: &str) -> Refused {
+    let reason = format!(
+        "the agent cannot keep forged frames back: it tried to put a program at the tcx ingress of \
+         {name}: {error}"
+    );
+    let hint = match error.raw_os_error() {
+        Some(libc::EINVAL | libc::ENOSYS) => "the host's kernel needs tcx, which Linux 6.6 has",
+        _ => "",
+    };
+    Refused::new(Code::Unsupported, reason, hint)
 }
 
 fn tell_mended(how: Attached, name: &str) {

@@ -1,6 +1,5 @@
 //! The rights that the agent keeps: those of its work, and no others.
 
-use std::fs;
 use std::io;
 
 use rustix::thread::{
@@ -92,18 +91,10 @@ fn keep_alone(kept: CapabilitySet) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether this kernel has tcx (Linux 6.6), by the name of its release.
-pub(crate) fn kernel_is_recent() -> bool {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
-    match (numbers.next(), numbers.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= (6, 6),
-        _ => true,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

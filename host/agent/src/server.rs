@@ -68,7 +68,6 @@ struct Agent {
     guards: Option<Arc<Guards>>,
     /// The file that SIGHUP has read again.
     file: Option<PathBuf>,
-    has_tcx: bool,
     clients: Clients,
     since: Instant,
 }
@@ -151,7 +150,6 @@ fn start(config: &Config, file: Option<&Path>) -> Result<(), AgentError> {
         searches: Turns::new(SEARCHES_MAX),
         guards: kept,
         file,
-        has_tcx: rights::kernel_is_recent(),
         clients: Clients::default(),
         since: Instant::now(),
     });
@@ -465,7 +463,6 @@ impl Agent {
 
     /// Makes a container known, or checks that it is. Returns the name of the host's end.
     fn introduce(&self, verb: Verb, about: &About) -> Result<String, Refused> {
-        self.can_guard()?;
         let unreadable = |e: io::Error| {
             let reason = format!("{}: {e}", about.namespace.display());
             Refused::new(Code::Failed, reason, "is it a network namespace?")
@@ -479,15 +476,8 @@ impl Agent {
         Ok(self.containers.introduce(&namespace, about, is_administered_by_itself)?.name)
     }
 
-    fn can_guard(&self) -> Result<(), Refused> {
-        let reason = "the host's kernel cannot keep forged frames back";
-        let refused = || Refused::new(Code::Unsupported, reason, "the host needs Linux 6.6");
-        self.has_tcx.then_some(()).ok_or_else(refused)
-    }
-
     /// The answer to a request, and the ports that it hands over.
     fn open(&self, asker: &Asker, request: &Request) -> Result<(Given, Option<PortId>), Refused> {
-        self.can_guard()?;
         let hints = Hints {
             interface: request.interface,
             is_administered_by_itself: asker.is_administered_by_itself,

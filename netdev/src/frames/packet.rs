@@ -9,7 +9,7 @@
 //! the queueing discipline. They pass none of its other nft hooks, and no hook on receive. On a
 //! veth, all frames pass the host's rules.
 //!
-//! Linux 6.2 is the first kernel that gives UDP super-packets to such sockets.
+//! Linux 6.2 gives UDP super-packets to such sockets. Whether the running kernel does is tried.
 
 mod filter;
 mod handing;
@@ -18,6 +18,7 @@ mod ring;
 mod rx;
 mod staging;
 mod sys;
+mod trial;
 mod tx;
 mod vnet;
 

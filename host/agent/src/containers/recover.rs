@@ -6,7 +6,7 @@ use std::io;
 use rocinante_netdev::{Kept, keep_again};
 
 use super::ports::{Port, PortId};
-use super::{Container, Containers, Inner};
+use super::{Container, Containers, Inner, no_filter};
 use crate::asker::Own;
 use crate::holders;
 use crate::host::{SourceFilter, Sources};
@@ -22,6 +22,10 @@ impl Containers {
             tracing::warn!("the state is not used: {why}");
             Default::default()
         });
+        if let Err(error) = SourceFilter::try_apart() {
+            let reason = no_filter(&error, "an interface");
+            eprintln!("rocinante-agent: containers get no ports: {reason}");
+        }
         let mut inner = self.lock();
         let known: BTreeMap<u32, Known> =
             state.containers.into_iter().map(|known| (known.host_end, known)).collect();

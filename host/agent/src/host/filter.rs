@@ -6,7 +6,9 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::sync::OnceLock;
+use std::thread;
 
+use nix::sched::{CloneFlags, unshare};
 use rocinante_netdev::for_agent::bpf::{Described, Map, Program};
 
 use super::program::{self, KEY_LEN};
@@ -114,7 +116,7 @@ impl SourceFilter {
     /// there already stays, with its counters. At no moment is there none.
     ///
     /// # Errors
-    /// `EINVAL` before Linux 6.6; `EPERM` without `CAP_BPF`, `CAP_NET_ADMIN` and `CAP_SYS_ADMIN`;
+    /// `EINVAL` without tcx; `EPERM` without `CAP_BPF`, `CAP_NET_ADMIN` and `CAP_SYS_ADMIN`;
     /// `ENODEV` without such an interface.
     pub fn attach(ifindex: u32, sources: &Sources) -> io::Result<(Self, Attached)> {
         let tag = Self::tag()?;
@@ -149,12 +151,33 @@ impl SourceFilter {
         Ok((fresh, if mended { Attached::Mended } else { Attached::New }))
     }
 
-    /// The program of ours on this interface, if there is one.
+    /// Attaches the program to loopback in a network namespace of its own, which ends with the
+    /// call. Where no namespace can be made, nothing is tried.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach).
+    pub fn try_apart() -> io::Result<()> {
+        const LOOPBACK: u32 = 1;
+        let attach = || {
+            if unshare(CloneFlags::CLONE_NEWNET).is_err() {
+                return Ok(());
+            }
+            Self::attach(LOOPBACK, &Sources::default()).map(drop)
+        };
+        let tried = thread::scope(|scope| scope.spawn(attach).join());
+        tried.unwrap_or_else(|_| Err(io::Error::other("the thread ended")))
+    }
+
+    /// The program of ours on this interface, if there is one: none where the kernel has no tcx.
     ///
     /// # Errors
     /// As [`attach`](Self::attach).
     pub fn find(ifindex: u32) -> io::Result<Option<Self>> {
-        for program in Program::at_ingress(ifindex)? {
+        let programs = match Program::at_ingress(ifindex) {
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => return Ok(None),
+            programs => programs?,
+        };
+        for program in programs {
             let described = program.described()?;
             if described.name == PROGRAM
                 && let Ok(filter) = Self::of(ifindex, program, described)

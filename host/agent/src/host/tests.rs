@@ -53,6 +53,15 @@ impl NetNs {
     }
 }
 
+#[test]
+fn it_is_tried_apart_and_nothing_stays() {
+    let ns = or_skip!("host::it_is_tried_apart", NetNs::new());
+    ns.run(|| {
+        or_skip!("host::it_is_tried_apart", SourceFilter::try_apart());
+        assert!(SourceFilter::find(1).expect("a query").is_none(), "this loopback is another");
+    });
+}
+
 const MAC: [u8; 6] = [0x02, 0xdc, 0x02, 0x03, 0xf4, 0xf5];
 const OTHER_MAC: [u8; 6] = [0x02, 0xdc, 0x02, 0x03, 0xf4, 0xf6];
 const V4: [u8; 4] = [192, 0, 2, 77];

@@ -224,6 +224,29 @@ fn leaves_nothing(ask: &str, granted: &str) {
     }
 }
 
+/// The kernel refuses the program at the host's end: the answer says where it was tried, and the
+/// errno.
+#[test]
+fn without_room_for_its_program_there_is_no_port() {
+    let mut host = host_or_skip!("bad_input::without_room_for_its_program", 2);
+    host.start();
+    let index = host.index("veth0");
+    // As many as the kernel takes: 63.
+    let fill = || {
+        let attach = |_| rocinante_netdev::TcxDrop::attach(index, true, [1, 2]).ok();
+        (0..100).map_while(attach).collect::<Vec<_>>()
+    };
+    let programs = host.lab.host().run(fill).expect("entered");
+    let refused = host.asker(0).refused(host.addresses(0)[0]);
+    assert!(refused.starts_with("Unsupported"), "{refused}");
+    assert!(refused.contains("at the tcx ingress of veth0: ") && refused.contains("os error"));
+    host.has_ports(0);
+    assert_eq!(host.guarded_rings(), 0);
+    others_are_served(&host);
+    drop(programs);
+    host.asker(0).granted(host.addresses(0)[0]);
+}
+
 #[test]
 fn it_works_without_any_program_in_its_path() {
     let mut host = host_or_skip!("bad_input::it_works_without_any_program", 1);

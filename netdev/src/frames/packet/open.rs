@@ -9,6 +9,7 @@ use super::ring::{PacketRing, RingGeometry};
 use super::rx::Drops;
 use super::staging::{FrameStaging, RunLimits, SEGMENTS_MAX};
 use super::sys::{self, PacketSocket, SendScratch};
+use super::trial::sends_super_packets;
 use super::tx::Sender;
 use super::{PacketIo, filter};
 use crate::frames::{Acquire, Assembled};
@@ -25,8 +26,6 @@ use crate::port::parts::{BackendParts, Fds, Manifest, Parts, SharedSockets};
 use crate::port::steering;
 use crate::udp;
 
-/// The first Linux with packet sockets that take and give UDP super-packets.
-const KERNEL_MIN: (u32, u32) = (6, 2);
 /// Puts the payload of a received IPv4 datagram at a multiple of 64 bytes: the kernel puts the IP
 /// header at 90 bytes (headers of the ring, of a link address and of virtio) plus this.
 const RING_RESERVE: i32 = 10;
@@ -98,7 +97,6 @@ impl Acquire for PacketIo {
 
 /// Checks that ports can be opened; returns the interface's link.
 pub(super) fn check(iface: &Interface, addresses: &[IpAddr]) -> Result<Link, OpenError> {
-    check_kernel(&std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default())?;
     check_addresses(iface, addresses)?;
     let link = link_of(iface)?;
     check_link(&link)?;
@@ -176,23 +174,6 @@ fn plain(what: impl Into<String>, hint: impl Into<String>) -> OpenError {
     OpenError::plain(Backend::Packet, what, hint)
 }
 
-/// Whether this release of Linux will do. One whose name makes no sense is tried.
-fn check_kernel(release: &str) -> Result<(), OpenError> {
-    match kernel_version(release) {
-        Some(version) if version < KERNEL_MIN => Err(plain(
-            format!("Linux {} gives packet sockets no UDP super-packets", release.trim()),
-            "needs Linux 6.2 or later: use --netdev udp",
-        )),
-        _ => Ok(()),
-    }
-}
-
-/// Major and minor version of `6.18.0-rc1`, if `release` has that form.
-fn kernel_version(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
-    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
-}
-
 fn check_addresses(iface: &Interface, addresses: &[IpAddr]) -> Result<(), OpenError> {
     if addresses.is_empty() {
         return Err(plain(
@@ -248,6 +229,7 @@ fn open_socket(iface: &Interface, config: &PortConfig) -> Result<PacketSocket, O
             .set(libc::SOL_PACKET, option, value)
             .map_err(|e| os(format!("cannot set {name}"), e, "use --netdev udp"))?;
     }
+    sends_super_packets(&socket)?;
     let bytes = i32::try_from(config.tx_buffer_bytes).unwrap_or(i32::MAX);
     let forced =
         config.force_buffers && socket.set(libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes).is_ok();
@@ -301,22 +283,4 @@ fn capabilities(iface: &Interface, limits: RunLimits, frames: u32) -> Capabiliti
 fn rx_budget(frames: u32) -> RxBudget {
     let datagrams = frames - frames / 4;
     RxBudget { bytes: datagrams.saturating_mul(RxBudget::cost(u32::from(u16::MAX))), datagrams }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn versions_are_compared_as_numbers() {
-        assert_eq!(kernel_version("6.18.44-fc"), Some((6, 18)));
-        assert_eq!(kernel_version("5.4\n"), Some((5, 4)));
-        assert_eq!(kernel_version("Linux"), None);
-        for good in ["6.2.0", "6.2", "6.18.44-fc", "7.0.1", "Linux", ""] {
-            assert!(check_kernel(good).is_ok(), "{good}");
-        }
-        for old in ["6.1.99", "5.19.0-generic", "4.18.0"] {
-            assert!(check_kernel(old).is_err(), "{old}");
-        }
-    }
 }

@@ -46,19 +46,21 @@ impl PacketSocket {
 
     /// Takes frames from all protocols of one interface.
     pub(super) fn bind(&self, interface: u32) -> io::Result<()> {
-        let address = libc::sockaddr_ll {
-            sll_family: libc::AF_PACKET as u16,
-            sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
-            sll_ifindex: i32::try_from(interface).map_err(io::Error::other)?,
-            sll_hatype: 0,
-            sll_pkttype: 0,
-            sll_halen: 0,
-            sll_addr: [0; 8],
-        };
+        let address = all_of(interface)?;
         let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
         // SAFETY: the pointer is valid for the length given with it during the call.
         unsafe { check(call::bind(self.raw(), (&raw const address).cast(), len)) }?;
         Ok(())
+    }
+
+    /// Sends a frame by an interface, whichever the socket is bound to.
+    pub(super) fn send_by(&self, interface: u32, frame: &[u8]) -> io::Result<()> {
+        let address = all_of(interface)?;
+        let (at, len) = (frame.as_ptr().cast(), size_of::<libc::sockaddr_ll>() as libc::socklen_t);
+        let to = (&raw const address).cast();
+        // SAFETY: both pointers are valid for the lengths given with them during the call.
+        let sent = unsafe { call::sendto(self.raw(), at, frame.len(), 0, to, len) };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
     /// Joins the sockets of `group`, or starts a new group. `program` selects the socket that gets
@@ -245,6 +247,19 @@ pub(crate) fn page_bytes() -> u32 {
     // SAFETY: no pointers.
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     u32::try_from(bytes).ok().filter(|bytes| bytes.is_power_of_two()).unwrap_or(4096)
+}
+
+/// The address of all protocols of an interface.
+fn all_of(interface: u32) -> io::Result<libc::sockaddr_ll> {
+    Ok(libc::sockaddr_ll {
+        sll_family: libc::AF_PACKET as u16,
+        sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
+        sll_ifindex: i32::try_from(interface).map_err(io::Error::other)?,
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 0,
+        sll_addr: [0; 8],
+    })
 }
 
 fn check(result: i32) -> io::Result<i32> {
