@@ -206,7 +206,7 @@ const CREATE: [(&str, Call); 22] = [
 ];
 
 /// Changes that fail.
-const CHANGE: [(&str, Call); 28] = [
+const CHANGE: [(&str, Call); 29] = [
     ("to RTR without a number", |w| {
         let mut change = w.rtr();
         change.attr.dest_qpn = None;

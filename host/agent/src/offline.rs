@@ -51,7 +51,7 @@ pub(crate) fn release(
     let is_wanted = |link: &HostLink| name.is_none_or(|name| name == link.name);
     all.retain(|_, links| links.iter().any(is_wanted));
     if let (Some(name), true) = (name, all.is_empty()) {
-        return Err(AgentError::new(format!("no container has the end {name:?}"), ""));
+        return Err(AgentError::new(format!("no container is called {name:?}"), ""));
     }
     let mut are_all_gone = true;
     for links in all.into_values() {

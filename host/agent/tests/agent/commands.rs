@@ -61,7 +61,7 @@ fn the_status_has_what_an_operator_asks_for() {
     assert!(is_good && said.contains("\"veth0\"") && !said.contains("\"veth1\""), "{said}");
     assert!(said.contains("2 packet with 210 slots") && said.contains("busy 1"), "{said}");
     let (is_good, said) = host.operator(&["status", "veth7"]);
-    assert!(!is_good && said.contains("no container has the end \"veth7\""), "{said}");
+    assert!(!is_good && said.contains("no container is called \"veth7\""), "{said}");
     // A restarted agent knows the ports, too.
     host.kill();
     host.start();
