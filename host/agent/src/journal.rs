@@ -171,7 +171,7 @@ impl Journal {
         for (share, name, (held, drops)) in sums {
             let container = name.unwrap_or_else(|| self.name(share));
             if drops != Drops::default() {
-                let drops = format_args!("{}", Counts(Reason::ALL.iter().zip(&drops)));
+                let drops = Counts(Reason::ALL.iter().zip(&drops));
                 tracing::warn!(container, "dropped forged frames in the last minute: {drops}");
             }
             if !held.is_empty() {
