@@ -34,8 +34,7 @@ pub use bulk::{Bulk, BulkOp, BulkResult, bulk, bulk_with_shares, post_receives, 
 pub use connected::{Connected, Connecting};
 pub use flow::{FlowPlan, Flowed, Idle, Lane, Lanes, Receive};
 pub use latency::{
-    Pinging, RoundTrip, Side, round_trips, round_trips_apart, send_latency, send_latency_blocking,
-    write_latency,
+    Pinging, RoundTrip, Side, round_trips, round_trips_apart, send_latency, write_latency,
 };
 pub use latency::{Times, histogram, record};
 pub use spread::Spread;

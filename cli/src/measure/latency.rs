@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use rocinante::exchange::Exchange;
 use rocinante::verbs::{GRH_LEN, SendData, SendOp, WcOpcode};
-use rocinante::{CompChannel, RecvWr, SendWr, Wc};
+use rocinante::{RecvWr, SendWr, Wc};
 use serde::{Deserialize, Serialize};
 
 use super::{End, MeasureError, Until, sleep, succeeded};
@@ -91,17 +91,7 @@ pub fn write_latency(
         Pinging::Signaled => 1,
         Pinging::ByMemory => u64::MAX,
     };
-    to_and_fro(Pings::new(end, size, signal_every), exchange, side, until, times)
-}
-
-fn to_and_fro(
-    mut pings: Pings<'_>,
-    exchange: &mut Exchange,
-    side: Side,
-    until: Until,
-    times: &mut impl Times,
-) -> Result<(), MeasureError> {
-    let (end, size) = (pings.end, pings.size);
+    let mut pings = Pings::new(end, size, signal_every);
     // No mark is 0.
     end.mr.write(end.landing() + size - 1, &[0]);
     exchange.barrier("write latency")?;
@@ -207,8 +197,8 @@ impl<'a> Pings<'a> {
     }
 }
 
-/// Ping-pong of SENDs of `size` bytes (0 to half the region). Both sides poll the completion queue.
-/// As [`write_latency`].
+/// Ping-pong of SENDs of `size` bytes (0 to half the region). Both sides sleep on the end's channel,
+/// or else poll the completion queue. As [`write_latency`].
 ///
 /// The receive queue must be empty.
 ///
@@ -222,38 +212,9 @@ pub fn send_latency(
     until: Until,
     times: &mut impl Times,
 ) -> Result<(), MeasureError> {
-    sends_to_and_fro(end, None, exchange, side, size, until, times)
-}
-
-/// As [`send_latency`], but both sides sleep on `channel`, which must be the completion queue's.
-///
-/// # Errors
-/// A request fails, or there is no progress.
-pub fn send_latency_blocking(
-    end: &End<'_>,
-    channel: &CompChannel,
-    exchange: &mut Exchange,
-    side: Side,
-    size: usize,
-    until: Until,
-    times: &mut impl Times,
-) -> Result<(), MeasureError> {
-    sends_to_and_fro(end, Some(channel), exchange, side, size, until, times)
-}
-
-fn sends_to_and_fro(
-    end: &End<'_>,
-    channel: Option<&CompChannel>,
-    exchange: &mut Exchange,
-    side: Side,
-    size: usize,
-    until: Until,
-    times: &mut impl Times,
-) -> Result<(), MeasureError> {
     let inline = size <= end.qp.query().2.max_inline_data as usize;
     let buffer = end.mr.to_vec(0, size);
-    let channel = channel.or(end.channel);
-    let mut sends = Sends { end, channel, size, inline, unfinished: 0, buffer };
+    let mut sends = Sends { end, size, inline, unfinished: 0, buffer };
     sends.receive()?;
     exchange.barrier("send latency")?;
     let start = Instant::now();
@@ -295,8 +256,6 @@ fn sends_to_and_fro(
 
 struct Sends<'a> {
     end: &'a End<'a>,
-    /// The channel to sleep on instead of polling.
-    channel: Option<&'a CompChannel>,
     size: usize,
     inline: bool,
     unfinished: u64,
@@ -328,7 +287,7 @@ impl Sends<'_> {
 
     fn next(&self) -> Result<Wc, MeasureError> {
         const WHAT: &str = "answer to a SEND";
-        let (end, Some(channel)) = (self.end, self.channel) else { return self.end.wait(WHAT) };
+        let (end, Some(channel)) = (self.end, self.end.channel) else { return self.end.wait(WHAT) };
         let look = || end.cq.poll_one()?.map(succeeded).transpose();
         loop {
             if let Some(wc) = look()? {

@@ -13,7 +13,7 @@ use super::{cost, datagrams};
 use rocinante_cli::measure::{
     Bulk, BulkOp, BulkResult, Connected, Connecting, End, Pinging, RoundTrip, Side, Until,
     bulk_with_shares, histogram, post_receives, receive_bulk, round_trips, round_trips_apart,
-    send_latency_blocking, serve, write_latency,
+    send_latency, serve, write_latency,
 };
 use rocinante_cli::output::Failure;
 
@@ -95,8 +95,8 @@ impl OpenDevice {
             Measure::WriteLatSignaled => ping(exchange, Pinging::Signaled)?,
             Measure::WriteLatMemory => ping(exchange, Pinging::ByMemory)?,
             Measure::SendLatBlocking => {
-                let channel = self.connected.channel();
-                send_latency_blocking(first, channel, exchange, side, size, until, &mut times)?;
+                let first = End { channel: Some(self.connected.channel()), ..*first };
+                send_latency(&first, exchange, side, size, until, &mut times)?;
             }
             _ if self.side == Side::First => return self.ask(&ends, exchange, step, until),
             _ => return self.answer(&ends, exchange, step),
