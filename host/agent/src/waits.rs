@@ -103,6 +103,9 @@ mod tests {
         let mut waits = Waits::default();
         let none = (waits.median_us(), waits.p99_us(), waits.max_us(), waits.mean_us());
         assert_eq!(none, (0, 0, 0, 0));
+        waits.add(Duration::from_micros(7));
+        assert_eq!((waits.median_us(), waits.p99_us()), (7, 7), "of one");
+        let mut waits = Waits::default();
         (1..=1000).for_each(|ms| waits.add(Duration::from_millis(ms)));
         let near = |value: u64, wanted: u64| (wanted..=wanted + wanted / 8).contains(&value);
         assert!(near(waits.median_us(), 500_000), "{}", waits.median_us());

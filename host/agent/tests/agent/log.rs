@@ -65,6 +65,7 @@ fn an_answer_that_comes_too_late_is_a_line() {
     last.kill();
     let lost = host.logged(&["hung up before its answer", &pid]);
     assert!(lost.contains("waited_ms="), "{lost}");
+    assert_eq!(host.status()["containers"][0]["requests"]["lost"], 1);
     host.kill();
     // While its request is worked.
     host.start_stopping_at("port opened");
