@@ -197,8 +197,8 @@ impl<'a> Pings<'a> {
     }
 }
 
-/// Ping-pong of SENDs of `size` bytes (0 to half the region). Both sides sleep on the end's channel,
-/// or else poll the completion queue. As [`write_latency`].
+/// Ping-pong of SENDs of `size` bytes (0 to half the region). Both sides sleep on the channel of
+/// their end, or else poll the completion queue. As [`write_latency`].
 ///
 /// The receive queue must be empty.
 ///
