@@ -19,8 +19,11 @@ pub(crate) const TARGETS: [(&str, &str); 2] =
     [("x86_64-unknown-linux-musl", "x86_64"), ("aarch64-unknown-linux-musl", "aarch64")];
 const OUT: &str = "cli/dist/out";
 /// The packages of the programs, which are called so.
-const PROGRAMS: [(&str, &str); 2] =
-    [("rocinante-cli", "rocinante"), ("rocinante-agent", "rocinante-agent")];
+const PROGRAMS: [(&str, &str); 3] = [
+    ("rocinante-cli", "rocinante"),
+    ("rocinante-agent", "rocinante-agent"),
+    ("rocinante-cni", "rocinante-cni"),
+];
 /// The directory of the files that start the agent.
 const AGENT: &str = "host/agent/dist";
 const AGENT_FILES: [&str; 4] =
@@ -36,11 +39,12 @@ const LINK: (&str, &str) = ("libibverbs.so", "libibverbs.so.1");
 /// The newest glibc that they may need: that of RHEL 9 and Ubuntu 22.04.
 const GLIBC_MAX: (u32, u32) = (2, 34);
 /// The packages of the workspace that the programs are made of. All others measure or test.
-const SHIPPED: [&str; 11] = [
+const SHIPPED: [&str; 12] = [
     "rocinante",
     "rocinante-abi",
     "rocinante-agent",
     "rocinante-cli",
+    "rocinante-cni",
     "rocinante-crc",
     "rocinante-kernel",
     "rocinante-netdev",

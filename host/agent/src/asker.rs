@@ -16,6 +16,8 @@ use rocinante_netdev::handed::{Code, Refused};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+/// Of `linux/magic.h`.
+const NSFS_MAGIC: rustix::fs::FsWord = 0x6e73_6673;
 /// The bit of `CAP_NET_ADMIN`.
 const NET_ADMIN: u64 = 1 << 12;
 
@@ -67,6 +69,9 @@ impl Namespace {
         // Another file might be one that waits for a writer.
         let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+        if rustix::fs::fstatfs(&file)?.f_type != NSFS_MAGIC {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no namespace"));
+        }
         let inode = file.metadata()?.ino();
         Ok(Self { file, inode })
     }

@@ -13,7 +13,6 @@ use crate::holders;
 use crate::host::{HostLink, Namespaces, NsId, SourceFilter};
 use crate::links::{is_gone, peer_elsewhere};
 use crate::listener::remove_left;
-use crate::rights::kernel_is_recent;
 use crate::state::{Known, StateFile};
 
 /// Takes the programs off the hosts' ends of a container, or of all, in this network namespace.
@@ -43,8 +42,12 @@ pub(crate) fn release(
     // All ends of a container go together.
     let mut all = BTreeMap::<(Option<NsId>, u32), Vec<HostLink>>::new();
     for link in Namespaces::open().and_then(|mut it| it.links(None)).map_err(failed)? {
-        // No agent puts a program on an older kernel, which refuses the question.
-        if kernel_is_recent() && SourceFilter::find(link.index).map_err(failed)?.is_some() {
+        let found = match SourceFilter::find(link.index) {
+            // A kernel without tcx does not know the question, and has no program there.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) => None,
+            found => found.map_err(failed)?,
+        };
+        if found.is_some() {
             let of = peer_elsewhere(&link).map(|(namespace, _)| namespace);
             let alone = if of.is_none() { link.index } else { 0 };
             all.entry((of, alone)).or_default().push(link);

@@ -9,7 +9,7 @@ use rocinante_tests::running::PATIENCE;
 use rocinante_tests::{require, require_machine_root, require_program};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -18,14 +18,17 @@ const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const PROGRAM: &str = "/opt/rocinante/rocinante";
 /// Stands for the name of a container, among the words of an image.
 const NAME: &str = "NAME";
-/// The directories that an engine sees: its own, with the agent's socket, the CDI file and the
+const AGENT: &str = env!("CARGO_BIN_EXE_rocinante-agent-under-test");
+/// The directories that an engine sees: its own, with the agent's sockets, the CDI file and the
 /// network plugins at their places.
-const PREPARE: &str = "set -e; folder=$1 sockets=$2 cdi=$3; shift 3
+const PREPARE: &str = "set -e; folder=$1 sockets=$2 state=$3 cdi=$4 agent=$5 cni=$6; shift 6
     mount -t tmpfs tmpfs /var/lib; mount -t tmpfs tmpfs /run; mount -t tmpfs tmpfs /opt
-    mkdir -p /run/rocinante /run/cdi /opt/cni
+    mkdir -p /run/rocinante /run/rocinante-agent /run/cdi /opt/cni/bin
     mount --bind \"$sockets\" /run/rocinante
-    cp \"$cdi\" /run/cdi/rocinante.json
-    ln -s /usr/lib/cni /opt/cni/bin
+    mount --bind \"$state\" /run/rocinante-agent
+    sed \"s,/usr/bin/rocinante-agent,$agent,\" \"$cdi\" > /run/cdi/rocinante.json
+    ln -s /usr/lib/cni/* /opt/cni/bin
+    ln -s \"$cni\" /opt/cni/bin/rocinante-cni
     PATH=$folder/bin:$PATH exec \"$@\"";
 
 /// A host with an agent, and an engine on it that keeps everything in a folder.
@@ -60,7 +63,7 @@ impl Engine {
     /// podman, with a bridge of the CNI plugins.
     fn podman() -> Self {
         Self::new("podman.sh", "podman", |image| {
-            let net = network(image);
+            let net = network(image, "");
             let backend = image.folder.join("containers.conf");
             fs::write(&backend, "[network]\nnetwork_backend = \"cni\"\n").unwrap();
             let (podman, kept) = (found("podman"), image.kept().join(" "));
@@ -106,7 +109,7 @@ impl Engine {
             )
         });
         let folder = engine.image.folder.display().to_string();
-        let net = network(&engine.image);
+        let net = network(&engine.image, r#", {"type": "rocinante-cni"}"#);
         let config = format!(
             "version = 2\nroot = {:?}\nstate = {:?}\ndisabled_plugins = [{:?}]\n\
              [grpc]\naddress = {:?}\n",
@@ -135,11 +138,12 @@ impl Engine {
     }
 
     /// The arguments of [`PREPARE`], the name of the shell first.
-    fn places(&self) -> [String; 4] {
-        let sockets = self.agent.socket();
-        let sockets = sockets.parent().unwrap().display().to_string();
-        let cdi = format!("{REPOSITORY}/host/agent/dist/cdi.json");
-        ["sh".to_owned(), self.image.folder.display().to_string(), sockets, cdi]
+    fn places(&self) -> [PathBuf; 7] {
+        let cdi = PathBuf::from(format!("{REPOSITORY}/host/agent/dist/cdi.json"));
+        let sockets = self.agent.socket().parent().unwrap().to_owned();
+        let cni = env!("CARGO_BIN_EXE_rocinante-cni-under-test").into();
+        let (folder, state) = (self.image.folder.clone(), self.agent.state());
+        ["sh".into(), folder, sockets, state, cdi, AGENT.into(), cni]
     }
 
     /// A command beside the engine's daemon, or where the engine is to run.
@@ -150,7 +154,7 @@ impl Engine {
                 let mut enter = Command::new("nsenter");
                 enter.arg(format!("--mount={}", of("mnt")));
                 enter.arg(format!("--pid={}", of("pid_for_children")));
-                let path = "PATH=$1/bin:$PATH; shift 3; exec \"$@\"";
+                let path = "PATH=$1/bin:$PATH; shift 6; exec \"$@\"";
                 enter.args(["sh", "-c", path]).stdin(Stdio::null());
                 enter
             }
@@ -197,8 +201,8 @@ impl Engine {
     }
 }
 
-/// A folder with the configuration of a network of the CNI plugins.
-fn network(image: &Image) -> String {
+/// A folder with the configuration of a network of the CNI plugins, and of those behind them.
+fn network(image: &Image, behind: &str) -> String {
     let (net, addresses) = (image.folder.join("net"), image.folder.join("addresses"));
     fs::create_dir_all(&net).unwrap();
     let ranges = r#"[[{"subnet": "10.88.7.0/24"}]]"#;
@@ -207,14 +211,15 @@ fn network(image: &Image) -> String {
         r#"{{"cniVersion": "0.4.0", "name": "rdma", "plugins": [{{
             "type": "bridge", "bridge": "rdma0", "isGateway": true, "mtu": 4200,
             "ipam": {{"type": "host-local", "dataDir": "{addresses}", "ranges": {ranges}}}
-        }}]}}"#
+        }}{behind}]}}"#
     );
     fs::write(net.join("rdma.conflist"), network).unwrap();
     net.display().to_string()
 }
 
-/// Containers without any privilege get `packet` from the agent, and exchange messages.
-fn has_fast_ports(engine: &Engine, user: &str) {
+/// Containers without any privilege get `packet` from the agent, and exchange messages. The agent
+/// knows of one by which way it was introduced.
+fn has_fast_ports(engine: &Engine, user: &str, introduced: Option<&str>) {
     let what = "grep -E '^(Uid|CapBnd|NoNewPrivs):' /proc/1/status";
     let rights = engine.run(what).succeeded().out;
     let rights: Vec<&str> = rights.split_whitespace().collect();
@@ -232,6 +237,11 @@ fn has_fast_ports(engine: &Engine, user: &str) {
     });
     server.says("netdev:           packet: eth0");
     server.says("waiting for a client");
+    let mut status = Command::new(AGENT);
+    status.args(["status", "--json", "--config"]).arg(engine.agent.config());
+    let status = engine.lab.host().output(&mut status).unwrap();
+    let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+    assert_eq!(status["containers"][0]["engine"].as_str(), introduced, "{status:#}");
     let client = engine.run(&format!("{PROGRAM} pingpong {}", address.unwrap())).succeeded();
     assert!(client.out.contains("1000 iters in"), "{}", client.out);
     for side in [client, server.finish().succeeded()] {
@@ -245,24 +255,24 @@ fn has_network_plugins() -> Result<(), &'static str> {
 }
 
 #[test]
-fn podman_by_cdi() {
+fn podman_by_cdi_and_its_hook() {
     require_machine_root!();
     require_program!("podman");
     require!(has_network_plugins());
-    has_fast_ports(&Engine::podman(), "1000");
+    has_fast_ports(&Engine::podman(), "1000", Some("libpod"));
 }
 
 #[test]
 fn docker_by_a_volume() {
     require_machine_root!();
     require_program!("dockerd");
-    has_fast_ports(&Engine::docker(), "1000");
+    has_fast_ports(&Engine::docker(), "1000", None);
 }
 
 #[test]
-fn containerd_by_a_mount() {
+fn containerd_by_a_mount_and_cni() {
     require_machine_root!();
     require_program!("ctr");
     require!(has_network_plugins());
-    has_fast_ports(&Engine::containerd(), "0");
+    has_fast_ports(&Engine::containerd(), "0", Some("cni"));
 }

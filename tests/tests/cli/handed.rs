@@ -53,6 +53,16 @@ impl Agent {
         self.child.take().unwrap().kill();
     }
 
+    /// Its configuration.
+    pub(super) fn config(&self) -> PathBuf {
+        self.dir.join("agent.toml")
+    }
+
+    /// The directory of its state.
+    pub(super) fn state(&self) -> PathBuf {
+        self.dir.join("state")
+    }
+
     /// Its socket.
     pub(super) fn socket(&self) -> PathBuf {
         self.dir.join("socket/agent.sock")

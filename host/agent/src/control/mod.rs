@@ -48,7 +48,7 @@ pub(crate) struct Request {
 /// What an engine says of a container before it runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
-    /// The file of its network namespace, as the agent sees it.
+    /// The file of its network namespace, as the process that says so sees it.
     pub namespace: PathBuf,
     /// Its interface; without it, each that leaves it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

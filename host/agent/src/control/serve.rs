@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -62,6 +63,12 @@ impl Clients {
                 return;
             }
         };
+        let mut request = request;
+        if let Some(about) = &mut request.about {
+            // By its root: it may see other files and processes.
+            let seen = about.namespace.strip_prefix("/").unwrap_or(&about.namespace);
+            about.namespace = Path::new(&format!("/proc/{}/root", peer.pid())).join(seen);
+        }
         let turn = Arc::clone(&self.turn).lock_owned().await;
         // As many as there are containers.
         let (to, mut from) = mpsc::unbounded_channel();

@@ -128,11 +128,11 @@ fn what_is_no_container_is_refused_and_nothing_waits() {
     let named = |name: &str| About { interface: Some(name.into()), ..base() };
     let long = "x".repeat(12 << 10);
     for (about, said) in [
-        (at("/proc/version"), "network namespace"),
+        (at("/proc/version"), "no namespace"),
         (at("/nonexistent"), "No such file"),
-        (at(""), "No such file"),
+        (at(""), "no namespace"),
         (at("/proc/self/ns/pid"), "network namespace"),
-        (at(&pipe.display().to_string()), "network namespace"),
+        (at(&pipe.display().to_string()), "no namespace"),
         (at(&host.lab.host().path()), "host"),
         (at(&alone.path()), "no interface"),
         (About { interface: None, ..at(&alone.path()) }, "no interface"),
