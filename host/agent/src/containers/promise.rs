@@ -181,6 +181,14 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_left_for_one_more_when_all_is_taken() {
+        let mut world = World::new(64, 4);
+        (0..4).for_each(|container| assert!(!world.ask_on(container, 256).is_empty()));
+        assert_eq!(world.mib(), 64);
+        assert_eq!(world.ask(4, 15), None);
+    }
+
+    #[test]
     fn room_that_is_given_back_is_for_the_next() {
         let mut world = World::new(128, 2);
         world.ask_on(0, 256);
