@@ -38,6 +38,8 @@ pub struct Config {
     pub requests_per_second: u32,
     /// Containers whose network is administered by themselves.
     pub self_administered: SelfAdministered,
+    /// Containers that leave by other interfaces than veths to this host, too.
+    pub other_ways_out: OtherWaysOut,
     /// The lines of the log.
     pub log: LogLevel,
 }
@@ -56,6 +58,17 @@ pub enum SelfAdministered {
     Refuse,
 }
 
+/// The rule for a container with an interface whose frames the agent cannot judge, such as a
+/// macvlan or a virtual function of a card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OtherWaysOut {
+    /// It gets no port.
+    Refuse,
+    /// It gets ports of its veth. Those of `packet` can send any frame by the other interface.
+    Accept,
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -69,6 +82,7 @@ impl Default for Config {
             ring_frames_max: 256,
             requests_per_second: 100,
             self_administered: SelfAdministered::Fixed,
+            other_ways_out: OtherWaysOut::Refuse,
             log: LogLevel::Info,
         }
     }
@@ -134,6 +148,7 @@ impl Config {
             ring_frames_max,
             requests_per_second,
             self_administered,
+            other_ways_out,
             log,
         } = self;
         let all = [
@@ -147,6 +162,7 @@ impl Config {
             ("ring_frames_max", *ring_frames_max != other.ring_frames_max),
             ("requests_per_second", *requests_per_second != other.requests_per_second),
             ("self_administered", *self_administered != other.self_administered),
+            ("other_ways_out", *other_ways_out != other.other_ways_out),
             ("log", *log != other.log),
         ];
         all.into_iter().filter(|(_, differs)| *differs).map(|(option, _)| option).collect()
@@ -184,7 +200,7 @@ mod tests {
         assert_eq!(toml::from_str::<Config>(shipped).expect("it is read"), Config::default());
         let options = ["socket", "state", "guardian", "ports_max", "ring_mib_max"];
         let more = ["ring_mib_total", "containers_expected", "ring_frames_max"];
-        let others = ["requests_per_second", "self_administered", "log"];
+        let others = ["requests_per_second", "self_administered", "other_ways_out", "log"];
         for option in options.iter().chain(&more).chain(&others) {
             assert!(shipped.contains(&format!("\n{option} = ")), "{option}");
         }
@@ -214,14 +230,15 @@ mod tests {
             ring_frames_max: 4,
             requests_per_second: 5,
             self_administered: SelfAdministered::Refuse,
+            other_ways_out: OtherWaysOut::Accept,
             log: LogLevel::Error,
         };
-        assert_eq!(fresh.differences(&old).len(), 11);
+        assert_eq!(fresh.differences(&old).len(), 12);
         assert_eq!(fresh.keep(&old), ["socket", "state", "guardian"]);
         assert_eq!((&fresh.socket, &fresh.state), (&old.socket, &old.state));
         let changed = fresh.differences(&old);
-        assert_eq!(changed.len(), 8, "{changed:?}");
-        assert_eq!((fresh.keep(&old), changed[0], changed[7]), (vec![], "ports_max", "log"));
+        assert_eq!(changed.len(), 9, "{changed:?}");
+        assert_eq!((fresh.keep(&old), changed[0], changed[8]), (vec![], "ports_max", "log"));
         assert!(old.differences(&Config::default()).is_empty());
     }
 
@@ -231,6 +248,7 @@ mod tests {
         for (text, named) in [
             ("prots_max = 3", "prots_max"),
             ("self_administered = \"perhaps\"", "perhaps"),
+            ("other_ways_out = \"perhaps\"", "perhaps"),
             ("log = \"loud\"", "loud"),
             ("requests_per_second = 0", "requests_per_second"),
             ("ring_frames_max = 0", "ring_frames_max"),

@@ -20,7 +20,7 @@ use rocinante_netdev::handed::{Code, Refused};
 use tracing::Level;
 
 use crate::asker::Namespace;
-use crate::config::{Config, SelfAdministered};
+use crate::config::{Config, OtherWaysOut, SelfAdministered};
 use crate::control::About;
 use crate::host::{Attached, Heard, HostLink, Namespaces, NsId, SourceFilter, Sources};
 use crate::journal::{Drops, Journal, Seldom};
@@ -52,6 +52,8 @@ pub(crate) struct Found {
     end: FoundEnd,
     /// Those of the container's other interfaces.
     others: Vec<FoundEnd>,
+    /// Interfaces by which its frames leave unguarded.
+    unguarded: Vec<String>,
 }
 
 impl Found {
@@ -173,22 +175,27 @@ impl Containers {
         let end = inner.found(id, of, follows, (&own, host))?;
         // A port can send from each interface of its namespace.
         let all = inner.namespaces.links(Some(id)).map_err(|e| failed("list", &e))?;
-        let mut others = Vec::new();
+        let accepts = self.config().other_ways_out == OtherWaysOut::Accept;
+        let (mut others, mut unguarded) = (Vec::new(), Vec::new());
         for link in all.iter().filter(|link| link.index != own.index) {
             match way_out(&mut inner.namespaces, id, link) {
                 WayOut::None => {}
                 WayOut::HostEnd(host) => {
                     others.push(inner.found(id, of, follows, (link, host))?);
                 }
+                WayOut::Unguarded if accepts => {
+                    unguarded.push(link.name.clone());
+                }
                 WayOut::Unguarded => {
                     let name = &link.name;
                     let reason = format!("forged frames that leave by {name} cannot be kept back");
-                    let hint = "the agent serves containers that leave by veths to this host alone";
+                    let hint = "the agent serves containers that leave by veths to this host \
+                                alone: see other_ways_out in agent.toml";
                     return Err(Refused::new(Code::Forbidden, reason, hint));
                 }
             }
         }
-        Ok(Found { end, others })
+        Ok(Found { end, others, unguarded })
     }
 
     /// Makes the interface of a container one that may have ports: from then on only its own
@@ -199,6 +206,20 @@ impl Containers {
     /// # Errors
     /// The refusal to send.
     pub(crate) fn attach(&self, found: Found) -> Result<HostEnd, Refused> {
+        let inner = self.lock();
+        let is_new = !inner.containers.contains_key(&found.end.end.index);
+        let share = Share::Container(found.end.namespace);
+        for name in found.unguarded.iter().filter(|_| is_new) {
+            if inner.journal.permits(share, Level::WARN, Instant::now()) {
+                let container = &found.end.end.name;
+                tracing::warn!(
+                    container,
+                    interface = short(name),
+                    "forged frames that leave by it are not kept back"
+                );
+            }
+        }
+        drop(inner);
         for other in found.others {
             self.guard(other)?;
         }

@@ -36,7 +36,7 @@ mod steps;
 mod tally;
 mod waits;
 
-pub use config::{Config, SelfAdministered};
+pub use config::{Config, OtherWaysOut, SelfAdministered};
 pub use control::{release, status};
 pub use error::AgentError;
 pub use hook::hook;

@@ -24,7 +24,7 @@ impl Containers {
         });
         if let Err(error) = SourceFilter::try_apart() {
             let reason = no_filter(&error, "an interface");
-            eprintln!("rocinante-agent: containers get no ports: {reason}");
+            tracing::error!("containers get no ports: {reason}");
         }
         let mut inner = self.lock();
         let known: BTreeMap<u32, Known> =

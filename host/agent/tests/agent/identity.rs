@@ -103,6 +103,35 @@ fn every_interface_of_a_container_is_guarded() {
     eventually("it is guarded", || allowed("h21").is_some_and(|a| a.contains(&third_address)));
 }
 
+/// A macvlan of the host's beside the veth, as a second network of a pod is.
+#[test]
+fn another_way_out_is_refused_or_accepted_as_the_operator_says() {
+    let mut host = host_or_skip!("identity::another_way_out", 2);
+    let path = host.container(0).netns().path();
+    let on_host = |words: &[&str]| host.lab.host().ip(words).expect("an interface");
+    on_host(&["link", "add", "card0", "type", "veth", "peer", "name", "card1"]);
+    on_host(&["link", "set", "card0", "up"]);
+    on_host(&["link", "add", "net1", "link", "card0", "netns", &path, "type", "macvlan"]);
+    let of_it = |line: &String| line.contains("forged frames that leave by it are not kept back");
+    let [v4, _] = host.addresses(0);
+    host.start();
+    let refused = host.asker(0).refused(v4);
+    assert!(refused.starts_with("Forbidden") && refused.contains("net1"), "{refused}");
+    assert!(refused.contains("other_ways_out"), "{refused}");
+    assert_eq!(host.filter(0).map(|_| ()), None, "nothing was done");
+    host.kill();
+    host.configure("other_ways_out = \"accept\"");
+    host.start();
+    host.asker(0).granted(v4);
+    host.asker(0).granted(v4);
+    assert!(host.may_leave(0).contains(&v4), "the veth is guarded");
+    host.logged(&["not kept back", "veth0", "net1"]);
+    // A container with a veth alone has none of it.
+    host.asker(1).granted(host.addresses(1)[0]);
+    assert_eq!(host.log().iter().filter(|line| of_it(line)).count(), 1, "{:?}", host.log());
+    assert!(!host.log().iter().any(|line| line.contains("containers get no ports")));
+}
+
 /// A network namespace whose user namespace is two levels below the agent's.
 #[test]
 fn a_nested_namespace_is_refused() {

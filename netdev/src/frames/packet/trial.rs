@@ -38,7 +38,7 @@ fn judged(sent: io::Result<()>) -> Result<(), OpenError> {
     }
 }
 
-fn super_packet() -> Vec<u8> {
+pub(super) fn super_packet() -> Vec<u8> {
     let lengths = [20 + 8 + PAYLOAD, 8 + PAYLOAD].map(|length| (length as u16).to_be_bytes());
     let mut frame = vnet::outgoing(HEADERS, UDP_OFFSET, true, Some(SEGMENT)).to_vec();
     frame.extend([2, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0x08, 0x00]);

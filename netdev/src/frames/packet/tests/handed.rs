@@ -123,6 +123,8 @@ fn cannot_be_changed(socket: &PacketSocket) {
     if socket.packet_option(libc::PACKET_FANOUT).expect("a group") != 0 {
         assert_eq!(errno(socket.set_fanout_program(&all)), Some(libc::EPERM));
     }
+    // It sends by each interface of its namespace.
+    socket.send_by(1, &trial::super_packet()).expect("by loopback");
     let none =
         libc::tpacket_req { tp_block_size: 0, tp_block_nr: 0, tp_frame_size: 0, tp_frame_nr: 0 };
     let huge = libc::tpacket_req {
