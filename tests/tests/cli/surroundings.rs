@@ -88,7 +88,10 @@ fn a_clock_that_is_ahead(netdev: &str) {
         text.split('.').next().unwrap().parse::<u64>().unwrap()
     };
     assert!(clock(AHEAD) >= clock("nice") + 99_000);
-    // Again: slots of an address rest once their process has gone.
+    // Slots of an address rest once their process has gone, for as long as another one is there.
+    let wait = format!("pingpong -p 18610 --netdev {netdev} --bind {}", b.ipv4());
+    let mut other = start_command(b, &mut under("", &wait));
+    other.says("waiting for a client");
     for _ in 0..2 {
         let all = [
             Talk::start([b, b], [AHEAD, ""], 18600, netdev),
