@@ -65,8 +65,9 @@ fn come_and_go(packages: &[PathBuf]) -> Result<(), String> {
     }
     let mut shell = words("unshare --mount --propagation private sh -c");
     let left = command::read(shell.args([TRY, "sh"]).args(packages))?;
-    match left.trim() {
-        "" => Ok(println!("dist: the packages were installed and removed, and left nothing")),
-        left => Err(format!("purged packages left {left}")),
+    if !left.trim().is_empty() {
+        return Err(format!("purged packages left {}", left.trim()));
     }
+    println!("dist: the packages were installed and removed, and left nothing");
+    Ok(())
 }

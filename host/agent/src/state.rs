@@ -229,6 +229,34 @@ mod tests {
         fs::remove_dir_all(&dir).expect("removed");
     }
 
+    /// Agents of other versions take over from each other: fields that one does not know are passed
+    /// over, and those that one did not write are as if there were nothing.
+    #[test]
+    fn the_state_of_an_older_and_of_a_newer_agent_is_read() {
+        let dir = directory("versions");
+        let path = dir.join("state.json");
+        let file = StateFile::open(&path, 7).expect("opened");
+        let ring = r#"{"block_bytes": 4096, "blocks": 1, "frame_bytes": 2048, "frames": 2}"#;
+        let written = |more: &str, of_port: &str| {
+            let ports = format!(r#"[{{"sockets": [7], "ring": {ring}{of_port}}}]"#);
+            let container = format!(
+                r#"{{"host_end": 3, "interface": 2, "namespace": 5, "fixed": null, "ports": {ports}{more}}}"#
+            );
+            let boot = &file.boot;
+            format!(
+                r#"{{"version": 1, "boot": {boot:?}, "namespace": 7, "containers": [{container}]}}"#
+            )
+        };
+        fs::write(&path, written("", "")).expect("written");
+        let old = file.read().expect("read").containers;
+        assert_eq!((old[0].host_end, &old[0].introduced), (3, &None));
+        assert_eq!((old[0].ports[0].bytes, old[0].ports[0].slots), (0, 0));
+        let class = r#", "class": {"name": "gold", "rate": [1, 2]}"#;
+        fs::write(&path, written(class, r#", "counters": null"#)).expect("written");
+        assert_eq!(file.read().expect("read").containers, old);
+        fs::remove_dir_all(&dir).expect("removed");
+    }
+
     #[test]
     fn the_file_of_another_boot_or_agent_is_not_used() {
         let dir = directory("others");

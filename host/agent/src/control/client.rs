@@ -32,7 +32,7 @@ pub fn status(config: &Config, name: Option<&str>, as_json: bool) -> Result<(), 
     };
     let (mut agent, mut containers) = (None::<AgentStatus>, Vec::<ContainerStatus>::new());
     let name = name.map(str::to_owned);
-    ask(&connection, Request { name, ..Verb::Status.into() }, &mut |reply| match reply {
+    ask(&connection, &Request { name, ..Verb::Status.into() }, &mut |reply| match reply {
         Reply::Agent(it) => agent = Some(it),
         Reply::Container(it) => containers.push(it),
         _ => {}
@@ -66,7 +66,7 @@ pub fn release(config: &Config, name: Option<&str>, force: bool) -> Result<(), A
     match connected(&path(&config.state))? {
         Some(connection) => {
             let name = name.map(str::to_owned);
-            ask(&connection, Request { name, force, ..Verb::Release.into() }, &mut each)?;
+            ask(&connection, &Request { name, force, ..Verb::Release.into() }, &mut each)?;
         }
         None => offline::release(config, name, force, &mut each)?,
     }
@@ -99,14 +99,14 @@ pub fn is_introduced(control: &Path, about: &About) -> Result<Option<String>, Ag
 /// It does not answer, or is another user's.
 pub fn runs(control: &Path) -> Result<bool, AgentError> {
     let Some(connection) = connected(control)? else { return Ok(false) };
-    ask(&connection, Verb::Status.into(), &mut drop).map(|()| true)
+    ask(&connection, &Verb::Status.into(), &mut drop).map(|()| true)
 }
 
 fn of_container(control: &Path, verb: Verb, about: &About) -> Result<Option<String>, AgentError> {
     let Some(connection) = connected(control)? else { return Ok(None) };
     let mut end = None;
     let request = Request { about: Some(about.clone()), ..verb.into() };
-    ask(&connection, request, &mut |reply| {
+    ask(&connection, &request, &mut |reply| {
         if let Reply::Introduced { name } = reply {
             end = Some(name);
         }
@@ -134,11 +134,11 @@ fn connected(path: &Path) -> Result<Option<OwnedFd>, AgentError> {
 /// Hands the lines of the agent's replies to `each`.
 fn ask(
     connection: &OwnedFd,
-    request: Request,
+    request: &Request,
     each: &mut dyn FnMut(Reply),
 ) -> Result<(), AgentError> {
     let failed = |e: io::Error| AgentError::os("the agent does not answer", &e, "see its log");
-    send(connection, &line(&request), SendFlags::NOSIGNAL).map_err(|e| failed(e.into()))?;
+    send(connection, &line(request), SendFlags::NOSIGNAL).map_err(|e| failed(e.into()))?;
     let mut bytes = vec![0; MESSAGE_BYTES_MAX];
     loop {
         let (length, _) =
