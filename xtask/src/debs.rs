@@ -48,7 +48,8 @@ pub(crate) fn pack(targets: &[(&str, &str)], out: &Path) -> Result<(), String> {
         for package in ["rocinante-cli", "rocinante-agent"] {
             let mut pack = Command::new(&tool);
             pack.args(["--no-build", "--no-strip", "--target", target, "-p", package, "-o"]);
-            made.push(PathBuf::from(command::read(pack.arg(out))?.trim()));
+            let file = PathBuf::from(command::read(pack.arg(out))?.trim());
+            made.push(fs::canonicalize(&file).map_err(files::said(&file))?);
         }
         fs::remove_dir_all(&stage).map_err(files::said(&stage))?;
         if machine::triple()?.starts_with(processor) {
