@@ -19,6 +19,8 @@ const PROGRAM: &str = "/opt/rocinante/rocinante";
 /// Stands for the name of a container, among the words of an image.
 const NAME: &str = "NAME";
 const AGENT: &str = env!("CARGO_BIN_EXE_rocinante-agent-under-test");
+/// Options of unshare(1): all processes of an engine end with it, whatever becomes of the test.
+const OF_ITS_OWN: [&str; 4] = ["--pid", "--fork", "--kill-child", "--mount-proc"];
 /// The directories that an engine sees: its own, with the agent's sockets, the CDI file and the
 /// network plugins at their places.
 const PREPARE: &str = "set -e; folder=$1 sockets=$2 state=$3 cdi=$4 agent=$5 cni=$6; shift 6
@@ -130,9 +132,9 @@ impl Engine {
         engine
     }
 
-    /// Starts a daemon with its processes in a namespace of their own.
+    /// Starts a daemon.
     fn begin(&mut self, words: &[&str]) {
-        let mut daemon = apart(&["--pid", "--fork", "--kill-child", "--mount-proc"], PREPARE);
+        let mut daemon = apart(&OF_ITS_OWN, PREPARE);
         daemon.args(self.places()).args(words).stdout(Stdio::null()).stderr(Stdio::null());
         self.daemon = Some(self.lab.host().spawn(&mut daemon).unwrap());
     }
@@ -158,7 +160,7 @@ impl Engine {
                 enter.args(["sh", "-c", path]).stdin(Stdio::null());
                 enter
             }
-            None => apart(&[], PREPARE),
+            None => apart(&OF_ITS_OWN, PREPARE),
         };
         command.args(self.places()).args(words);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
