@@ -173,6 +173,8 @@ impl Containers {
         let (own, host) = ends(&mut inner.namespaces, id, hints.interface)?;
         let of = (namespace.inode(), hints.about);
         let end = inner.found(id, of, follows, (&own, host))?;
+        // An engine that adds an interface says nothing of those that the container has already.
+        let of = (of.0, hints.about.filter(|about| about.interface.is_none()));
         // A port can send from each interface of its namespace.
         let all = inner.namespaces.links(Some(id)).map_err(|e| failed("list", &e))?;
         let accepts = self.config().other_ways_out == OtherWaysOut::Accept;

@@ -6,7 +6,7 @@ use rocinante_netdev::handed::{Code, Refused};
 use super::{Containers, Hints, HostEnd};
 use crate::asker::Namespace;
 use crate::control::About;
-use crate::host::{HostLink, SourceFilter, Sources};
+use crate::host::{HostLink, NsId, SourceFilter, Sources};
 use crate::links::{WayOut, ends, failed, way_out};
 use crate::state::Introduced;
 
@@ -28,7 +28,7 @@ impl Containers {
         about: &About,
         is_administered_by_itself: bool,
     ) -> Result<HostEnd, Refused> {
-        let interface = self.interface_of(namespace, about)?.index;
+        let (_, interface) = self.interface_of(namespace, about)?;
         let hints = Hints { interface, is_administered_by_itself, about: Some(about) };
         self.attach(self.find(namespace, hints)?)
     }
@@ -42,9 +42,8 @@ impl Containers {
         namespace: &Namespace,
         about: &About,
     ) -> Result<Option<String>, Refused> {
-        let interface = self.interface_of(namespace, about)?.index;
+        let (id, interface) = self.interface_of(namespace, about)?;
         let mut inner = self.lock();
-        let id = inner.namespaces.id(namespace.file()).map_err(|e| failed("number", &e))?;
         let (_, host) = ends(&mut inner.namespaces, id, interface)?;
         let known = inner.containers.get(&host.index);
         let is_known = known.is_some_and(|it| it.namespace == namespace.inode());
@@ -53,7 +52,8 @@ impl Containers {
         Ok((is_known && filter.is_some()).then_some(host.name))
     }
 
-    fn interface_of(&self, namespace: &Namespace, about: &About) -> Result<HostLink, Refused> {
+    /// The number of the namespace, and the index of the interface there.
+    fn interface_of(&self, namespace: &Namespace, about: &About) -> Result<(NsId, u32), Refused> {
         let mut inner = self.lock();
         let id = inner.namespaces.id(namespace.file()).map_err(|e| failed("number", &e))?;
         let links = inner.namespaces.links(Some(id)).map_err(|e| failed("list", &e))?;
@@ -71,6 +71,6 @@ impl Containers {
             };
             Refused::new(Code::Interface, reason, "")
         };
-        links.into_iter().find(wanted).ok_or_else(none)
+        links.into_iter().find(wanted).map(|link| (id, link.index)).ok_or_else(none)
     }
 }

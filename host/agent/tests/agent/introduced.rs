@@ -74,6 +74,27 @@ fn an_introduced_container_keeps_the_addresses_that_it_was_given() {
     introduced.granted(late(0).parse().expect("an address"));
 }
 
+/// A network that the engine adds later is no word about the addresses of the first.
+#[test]
+fn a_second_interface_changes_nothing_of_the_first() {
+    let mut host = host_or_skip!("introduced::a_second_interface", 1);
+    host.start();
+    let path = control::path(&host.state());
+    control::introduce(&path, &about(&host, 0)).expect("served");
+    let netns = host.container(0).netns();
+    netns.ip(&["address", "add", "10.77.0.100/24", "dev", "eth0"]).expect("added");
+    let mut root = Asker::start(netns, &host.socket(), As::Root);
+    root.granted(host.addresses(0)[0]);
+    let add = ["link", "add", "h30", "type", "veth", "peer", "name", "eth1", "netns"];
+    host.lab.host().ip(&[&add[..], &[&netns.path()]].concat()).expect("a veth");
+    netns.ip(&["address", "add", "10.78.0.1/24", "dev", "eth1"]).expect("added");
+    let second = About { interface: Some("eth1".into()), ..about(&host, 0) };
+    assert_eq!(control::introduce(&path, &second).expect("served").as_deref(), Some("h30"));
+    let own = "10.77.0.100".parse().expect("an address");
+    assert!(!host.may_leave(0).contains(&own), "{:?}", host.may_leave(0));
+    assert!(root.refused(own).starts_with("Interface"));
+}
+
 /// One whose processes cannot change them: they are followed, as an engine may add a network later.
 #[test]
 fn the_addresses_of_an_introduced_container_are_followed() {
