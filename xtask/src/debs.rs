@@ -1,4 +1,4 @@
-//! Debian packages of the programs, by cargo-deb. `dist` has built what they hold.
+//! Debian packages of the programs, by cargo-deb. `dist` has built their programs.
 
 use crate::command::{self, is_installed, words};
 use crate::{demo, files, machine, setup};

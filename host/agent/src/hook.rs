@@ -15,7 +15,7 @@ const STATE_BYTES_MAX: u64 = 1 << 20;
 /// The annotation in which podman and CRI-O name themselves.
 const MANAGER: &str = "io.container.manager";
 
-/// What the hook needs of a container's state, as the OCI runtime specification has it.
+/// The fields of a container's state (OCI runtime specification) that the hook needs.
 #[derive(Debug, Deserialize)]
 struct State {
     id: String,

@@ -1,4 +1,4 @@
-//! What the log says about containers: a few lines of each in a minute, and the sum of the rest.
+//! The log about containers: a few lines of each in a minute, and the sum of the rest.
 //!
 //! A container decides how often something happens to it, never how much is written about it.
 
@@ -28,7 +28,7 @@ const REMEMBERED_MAX: usize = 4096;
 /// Frames of a container that were dropped, by reason.
 pub(crate) type Drops = [u64; Reason::ALL.len()];
 
-/// What was written about each container, and what was not.
+/// The lines written about each container, and counts of those that were not.
 #[derive(Debug, Default)]
 pub(crate) struct Journal {
     inner: Mutex<Inner>,

@@ -218,7 +218,7 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
     Ok(())
 }
 
-/// Has the log say in one line what it did not say in many, each minute.
+/// Writes the sums of suppressed lines to the log, each minute.
 async fn sums(agent: Arc<Agent>) {
     loop {
         tokio::time::sleep(MINUTE).await;

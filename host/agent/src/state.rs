@@ -42,7 +42,7 @@ pub(crate) struct Known {
     pub(crate) namespace: u64,
     /// Its addresses, if they do not follow those of the namespace.
     pub(crate) fixed: Option<Fixed>,
-    /// What an engine said of it.
+    /// An engine's word about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) introduced: Option<Introduced>,
     /// Its ports.
@@ -56,7 +56,7 @@ pub(crate) struct Fixed {
     pub(crate) addresses: Vec<IpAddr>,
 }
 
-/// What an engine said of a container before it ran.
+/// An engine's word about a container before it ran.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Introduced {
     /// The engine's name for the container.

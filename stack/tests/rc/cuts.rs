@@ -115,7 +115,7 @@ fn what_is_alone_is_cut_where_the_peer_has_written_before() {
     };
     let key = Key(0x99);
     assert!(leaves(2, REMOTE, key, 512, 4), "it is not alone");
-    // What is known: 600 bytes from there on.
+    // 600 bytes from there on are known.
     assert!(leaves(3, REMOTE + 88, key, 512, 6));
     assert!(!leaves(4, REMOTE + 89, key, 512, 8), "a byte more");
     assert!(leaves(5, REMOTE + 89, key, 512, 10), "which was admitted");

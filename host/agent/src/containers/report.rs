@@ -1,4 +1,4 @@
-//! What an operator learns about containers.
+//! Reports about containers, for an operator.
 
 use std::collections::BTreeMap;
 

@@ -45,7 +45,7 @@ pub(crate) struct Request {
     pub(crate) about: Option<About>,
 }
 
-/// What an engine says of a container before it runs.
+/// An engine's word about a container before it runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
     /// The file of its network namespace, as the process that says so sees it.

@@ -198,7 +198,7 @@ fn clients_that_do_not_behave_hold_up_neither_the_agent_nor_others() {
     let mut host = host_or_skip!("commands::clients_that_do_not_behave", 1);
     host.start();
     let before = host.descriptors();
-    // Noise, and what is no command.
+    // Noise, and messages that are no command.
     for message in [&b"\0\xff\n"[..], b"{}", b"status", &[b'['; 16_000], &[b' '; 100_000]] {
         let client = connected(&host);
         send(&client, message, SendFlags::empty()).expect("sent");

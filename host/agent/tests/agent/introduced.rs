@@ -10,7 +10,7 @@ use rocinante_lab::Netns;
 use crate::asker::{As, Asker, eventually};
 use crate::lab::{Host, host_or_skip};
 
-/// What an engine says of a container of the lab.
+/// An engine's word about a container of the lab.
 fn about(host: &Host, container: usize) -> About {
     About {
         namespace: host.container(container).netns().path().into(),

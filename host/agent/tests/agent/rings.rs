@@ -40,7 +40,7 @@ fn a_container_beside_six_hogs_has_what_it_is_promised() {
     let mut more = true;
     while std::mem::take(&mut more) {
         for (index, hog) in hogs.iter_mut().enumerate() {
-            // Each frees none of what it has.
+            // Each keeps its ports.
             more |= ask(&host, hog, index, 256).is_ok();
         }
     }
