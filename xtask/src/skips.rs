@@ -1,6 +1,8 @@
 //! Tests that could not run, and the committed list of those that may.
 
-use crate::files;
+use std::process::Command;
+
+use crate::{command, files};
 
 /// The committed list.
 const LIST: &str = "tests/allowed-skips.txt";
@@ -51,6 +53,16 @@ pub(crate) fn found<'a>(lines: impl IntoIterator<Item = &'a str>) -> Vec<String>
     skips.sort_unstable();
     skips.dedup();
     skips
+}
+
+/// Shows a run of tests, and returns those that were skipped.
+///
+/// # Errors
+/// One failed.
+pub(crate) fn of(test: &mut Command) -> Result<Vec<String>, String> {
+    let shown = command::show(test)?;
+    let skips = found(shown.stdout.iter().chain(&shown.stderr).map(String::as_str));
+    if shown.ok { Ok(skips) } else { Err("a test failed: see above".into()) }
 }
 
 /// Whether `text` matches `pattern`; a `*` stands for any text.
