@@ -42,7 +42,8 @@ use self::qemu::{Nic, QemuMachine};
 use self::tool::Tool;
 use crate::error::{Error, Result};
 
-/// A boot that takes longer counts as hung.
+/// A boot that takes longer counts as hung. An emulated guest, whose processor others may have,
+/// gets twice the time at each further boot.
 const BOOT_MAX: Duration = Duration::from_secs(40);
 
 /// How often a hung boot is repeated.
@@ -158,6 +159,7 @@ impl Guest {
         machine: &QemuMachine<'_>,
         accelerator: Accelerator,
         network: &Network,
+        patience: Duration,
     ) -> Result<Self> {
         let (mut child, keeper) = start(lab.host(), &machine.command(accelerator))?;
         let (Some(to_guest), Some(from_guest), Some(console_pipe)) = (
@@ -180,7 +182,7 @@ impl Guest {
             std::thread::spawn(move || keep_console(console_pipe, &console));
             std::thread::spawn(move || control.listen(from_guest, &ready));
         }
-        let deadline = Instant::now() + BOOT_MAX;
+        let deadline = Instant::now() + patience;
         let kernel = loop {
             match is_ready.recv_timeout(Duration::from_millis(50)) {
                 Ok(kernel) => break kernel,
@@ -188,7 +190,7 @@ impl Guest {
                 Err(_) => {
                     let what = match child.try_wait()? {
                         Some(status) => format!("ended ({status})"),
-                        None => format!("is not up after {} s", BOOT_MAX.as_secs()),
+                        None => format!("is not up after {} s", patience.as_secs()),
                     };
                     child.kill();
                     let tail = console_tail(&console);
@@ -402,7 +404,7 @@ fn try_kvm(
     if fs::read_to_string(&note).is_ok_and(|noted| noted == host) {
         return None;
     }
-    match Guest::attempt(lab, machine, Accelerator::Kvm, network) {
+    match Guest::attempt(lab, machine, Accelerator::Kvm, network, BOOT_MAX) {
         Ok(guest) => Some(guest),
         Err(error) => {
             let place = note.display();
@@ -419,7 +421,8 @@ fn try_kvm(
 fn boot_emulated(lab: &Lab, machine: &QemuMachine<'_>, network: &Network) -> Result<Guest> {
     let mut attempt = 1;
     loop {
-        match Guest::attempt(lab, machine, Accelerator::Tcg, network) {
+        let patience = BOOT_MAX * (1 << (attempt - 1));
+        match Guest::attempt(lab, machine, Accelerator::Tcg, network, patience) {
             Ok(guest) => return Ok(guest),
             Err(error) if attempt < BOOTS_MAX => {
                 eprintln!("interop: boot {attempt} of {BOOTS_MAX} failed: {error}");

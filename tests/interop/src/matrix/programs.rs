@@ -231,6 +231,11 @@ const TOO_SLOW: [(&str, &str); 3] = [
 /// How often to start a program that prints one of these.
 const TRIES: u32 = 20;
 
+/// The message and its reason, if that is why a cell failed.
+fn too_slow(why: &str) -> Option<&'static (&'static str, &'static str)> {
+    TOO_SLOW.iter().find(|(said, _)| why.contains(said))
+}
+
 impl Bench {
     /// Runs a program's cell.
     ///
@@ -255,8 +260,7 @@ impl Bench {
         let mut tries = 1;
         loop {
             let ended = cell.run(&place, super::agent(container, there)?);
-            let said = |why: &String| TOO_SLOW.iter().find(|(said, _)| why.contains(said));
-            match ended.as_ref().err().and_then(said) {
+            match ended.as_ref().err().and_then(|why| too_slow(why)) {
                 Some((said, why)) if tries < TRIES => {
                     println!("{}: {why}, again: {said}", cell.name());
                     tries += 1;
@@ -299,8 +303,8 @@ impl ProgramCell {
         };
         let Ended { ours, theirs: outcome } = ours;
         if ours.code != 0 {
-            // Theirs may wait for ever.
-            return Err(format!("ours ended with {}: {}{}", ours.code, ours.stdout, ours.stderr));
+            // Theirs may wait for ever. If it ended, its output says why ours still waits.
+            return Err(both(&ours, outcome.as_ref()));
         }
         let theirs = outcome.map_or_else(|| theirs.wait(), Ok)?;
         verdict(self, &ours, &theirs)
@@ -381,14 +385,17 @@ fn finish(mut ours: Ours, job: &mut Theirs) -> Step<Ended> {
     Ok(Ended { ours: ours.outcome(code), theirs })
 }
 
+/// How both ended, and all that they printed.
+fn both(ours: &Outcome, theirs: Option<&Outcome>) -> String {
+    let end = |outcome: &Outcome| {
+        format!("ended with {}: {}{}", outcome.code, outcome.stdout, outcome.stderr)
+    };
+    format!("ours {}; theirs {}", end(ours), theirs.map_or("goes on".to_owned(), end))
+}
+
 /// Checks that both ended well and report the work of the cell.
 fn verdict(cell: &ProgramCell, ours: &Outcome, theirs: &Outcome) -> Step {
-    let both = || {
-        format!(
-            "ours ended with {}: {}{}; theirs with {}: {}{}",
-            ours.code, ours.stdout, ours.stderr, theirs.code, theirs.stdout, theirs.stderr
-        )
-    };
+    let both = || both(ours, Some(theirs));
     if ours.code != 0 || theirs.code != 0 {
         return Err(both());
     }
@@ -445,6 +452,19 @@ mod tests {
         assert_eq!(subset().len(), 25 * 2 + 7);
         let names: BTreeSet<String> = all().iter().map(ProgramCell::name).collect();
         assert_eq!(names.len(), all().len());
+    }
+
+    /// A server is killed once its client has failed, and the client has the reason.
+    #[test]
+    fn a_client_that_was_too_early_starts_again() {
+        let outcome = |code, stderr: &str| {
+            let (stdout, stderr) = (String::new(), stderr.to_owned());
+            Outcome { code, stdout, stderr }
+        };
+        let (killed, early) = (outcome(-1, ""), outcome(1, TOO_SLOW[2].0));
+        assert_eq!(too_slow(&both(&killed, Some(&early))), Some(&TOO_SLOW[2]));
+        assert_eq!(too_slow(&both(&killed, Some(&outcome(1, "no memory")))), None);
+        assert_eq!(too_slow(&both(&killed, None)), None);
     }
 
     #[test]
