@@ -6,8 +6,9 @@
 //!   thread that sleeps is given the processor as soon as a packet wakes it.
 //! - Rule: a thread that was kept from the processor for long, and for a good part of the time in
 //!   which it could have run, sleeps once it has polled in vain for a moment: until a packet or a
-//!   completion comes, and not for long, because it may wait for something else. After a while it
-//!   spins again, and learns whether others still want the processor.
+//!   completion comes, and not for long, because it may wait for something else. It has short turns
+//!   meanwhile (`slice.rs`), so that it runs soon. After a while it spins again, and learns whether
+//!   others still want the processor.
 //! - The moment is a tenth of a millisecond: most answers come sooner while both sides run. A
 //!   thread that waits for half of its time or more has its peer beside it too seldom for that,
 //!   and sleeps at once.
@@ -20,6 +21,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
+use super::slice;
 use crate::model::turns::Turns;
 use crate::provider::wake::{self, AsFd as _, BorrowedFd, OwnedFd};
 use crate::tuning::rivals;
@@ -64,7 +66,9 @@ impl EmptyPolls {
             }
             // Not later: a thread that is warm allocates no more.
             let _ = poller.bell.get_or_insert_with(Bell::new);
-            let spin = poller.rivals.looked(now, Turns::of_thread)?;
+            let spin = poller.rivals.looked(now, Turns::of_thread);
+            poller.choose_turns(now);
+            let spin = spin?;
             (row >= Self::LOOK && now - poller.since >= spin).then(|| now + REST)
         })
     }
@@ -132,7 +136,11 @@ impl Rivals {
             }
         }
         // A thread that polls now and then does not spin.
-        (gap <= Self::GAP && self.until.is_some_and(|until| now < until)).then_some(self.spin)
+        (gap <= Self::GAP && self.are_there(now)).then_some(self.spin)
+    }
+
+    fn are_there(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| now < until)
     }
 }
 
@@ -143,11 +151,30 @@ struct Poller {
     since: Instant,
     /// The descriptor that wakes it when it sleeps, and the task that stands for it.
     bell: Option<(Arc<Bell>, Waker)>,
+    /// The length of its turns before they were made short.
+    long_turns: Option<u64>,
+}
+
+impl Poller {
+    const fn new(rivals: Rivals, since: Instant) -> Self {
+        Self { rivals, since, bell: None, long_turns: None }
+    }
+
+    /// Gives the thread short turns while it has rivals, and its own ones back afterwards.
+    fn choose_turns(&mut self, now: Instant) {
+        if !self.rivals.are_there(now) {
+            if let Some(length) = self.long_turns.take() {
+                slice::set(length);
+            }
+        } else if self.long_turns.is_none() {
+            self.long_turns = slice::shorten();
+        }
+    }
 }
 
 thread_local! {
     static POLLER: RefCell<Poller> =
-        RefCell::new(Poller { rivals: Rivals::new(), since: Instant::now(), bell: None });
+        RefCell::new(Poller::new(Rivals::new(), Instant::now()));
 }
 
 /// Does nothing for a thread that ends, whose own destructors may poll.
@@ -192,6 +219,7 @@ pub(super) fn with_bell(sleep: impl FnOnce(&Waker, BorrowedFd<'_>)) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tuning::short_turns::TURN_NS;
 
     /// In milliseconds.
     fn turns(ran: u64, waited: u64) -> Turns {
@@ -264,6 +292,22 @@ mod tests {
         }
         // Questions have a price.
         assert_eq!(rivals.looked(now + 2 * Rivals::GAP, never), None);
+    }
+
+    /// Kernels before 6.12 have no turns of a thread's own.
+    #[test]
+    fn a_thread_has_short_turns_while_it_has_rivals() {
+        let mut poller = Poller::new(Rivals::new(), Instant::now());
+        let (now, own) = (poller.since, slice::length());
+        for _ in 0..2 {
+            poller.rivals.until = Some(now + Rivals::SPAN_MIN);
+            for _ in 0..2 {
+                poller.choose_turns(now);
+                assert_eq!(slice::length(), own.map(|own| own.min(TURN_NS)));
+            }
+            poller.choose_turns(now + Rivals::SPAN_MIN);
+            assert_eq!(slice::length(), own);
+        }
     }
 
     #[test]

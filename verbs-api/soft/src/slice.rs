@@ -1,4 +1,5 @@
-//! Short turns on the processor for threads that are woken by packets.
+//! Short turns on the processor for threads that are woken by packets: the background threads, and
+//! those of the program that sleep because others want their processor (`rivals.rs`).
 //!
 //! - Problem: a thread that a packet wakes waits behind a thread that computes for the rest of its
 //!   turn, 3 ms by default; behind sixteen of them for most of a tenth of a second.
@@ -13,17 +14,29 @@
 
 use crate::tuning::short_turns::{ENABLED, TURN_NS};
 
-/// Gives this thread short turns, if the kernel can and the thread is an ordinary one.
-pub(super) fn shorten() {
-    if ENABLED
-        && let Some(mut attr) = get()
-        && matches!(attr.sched_policy.cast_signed(), libc::SCHED_OTHER | libc::SCHED_BATCH)
-    {
-        attr.sched_runtime = TURN_NS;
-        // SAFETY: the kernel reads the structure, which has the size that it says. 0 is this
-        // thread.
-        let _ = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
+/// Gives this thread short turns, if the kernel can and the thread is an ordinary one. Returns the
+/// length of its turns before, for [`set`].
+pub(super) fn shorten() -> Option<u64> {
+    if ENABLED { set(TURN_NS) } else { None }
+}
+
+/// Gives this thread turns of this length; 0 is the kernel's default. Returns the length before.
+pub(super) fn set(turn_ns: u64) -> Option<u64> {
+    let mut attr = get()?;
+    let ordinary = [libc::SCHED_OTHER, libc::SCHED_BATCH];
+    if !ordinary.contains(&attr.sched_policy.cast_signed()) {
+        return None;
     }
+    let before = std::mem::replace(&mut attr.sched_runtime, turn_ns);
+    // SAFETY: the kernel reads the structure, which has the size that it says. 0 is this thread.
+    let done = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
+    (done == 0).then_some(before)
+}
+
+/// The length of this thread's turns in nanoseconds; 0 where the kernel lets no thread choose.
+#[cfg(test)]
+pub(super) fn length() -> Option<u64> {
+    Some(get()?.sched_runtime)
 }
 
 /// Miri knows neither call.
@@ -52,8 +65,11 @@ mod tests {
     fn a_thread_gets_short_turns_and_keeps_its_nice_value() {
         let thread = std::thread::spawn(|| {
             let before = get().expect("every kernel of ours has the call");
-            shorten();
-            (before, get().unwrap())
+            let length = shorten().expect("an ordinary thread");
+            let short = get().unwrap();
+            assert_eq!(set(length), Some(short.sched_runtime));
+            assert_eq!(get().unwrap().sched_runtime, before.sched_runtime);
+            (before, short)
         });
         let (before, after) = thread.join().unwrap();
         assert_eq!(
