@@ -16,6 +16,8 @@ use rocinante_netdev::handed::{Code, Refused};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use crate::called::Called;
+
 /// Of `linux/magic.h`.
 const NSFS_MAGIC: rustix::fs::FsWord = 0x6e73_6673;
 /// The bit of `CAP_NET_ADMIN`.
@@ -131,6 +133,11 @@ impl Asker {
     /// The process id, for people.
     pub(crate) fn pid(&self) -> i32 {
         self.pid.as_raw_pid()
+    }
+
+    /// The name of its container by the control group where its engine put it.
+    pub(crate) fn called(&self) -> Option<Called> {
+        Called::of(self.pid()).filter(|_| lives(&self.pidfd))
     }
 
     /// The process. The network namespace is held no more.

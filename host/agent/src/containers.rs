@@ -20,6 +20,7 @@ use rocinante_netdev::handed::{Code, Refused};
 use tracing::Level;
 
 use crate::asker::Namespace;
+use crate::called::Called;
 use crate::config::{Config, OtherWaysOut, SelfAdministered};
 use crate::control::About;
 use crate::host::{Attached, Heard, HostLink, Namespaces, NsId, SourceFilter, Sources};
@@ -43,6 +44,8 @@ pub(crate) struct Hints<'a> {
     pub(crate) is_administered_by_itself: bool,
     /// What its engine says before it runs. So the addresses of now are those that it was given.
     pub(crate) about: Option<&'a About>,
+    /// Its name by the control group of who asks.
+    pub(crate) called: Option<&'a Called>,
 }
 
 /// What [`Containers::find`] found.
@@ -70,6 +73,7 @@ struct FoundEnd {
     namespace: u64,
     fixed: Option<Sources>,
     introduced: Option<Introduced>,
+    called: Option<Called>,
     /// The name of the container's interface, by the container.
     interface: String,
 }
@@ -116,6 +120,7 @@ struct Container {
     /// The source addresses that may leave, if they do not follow the namespace's addresses.
     fixed: Option<Sources>,
     introduced: Option<Introduced>,
+    called: Option<Called>,
     /// The source addresses that may leave now.
     sources: Sources,
     /// Frames that were dropped, as far as the log has them.
@@ -171,10 +176,10 @@ impl Containers {
         let id = inner.namespaces.id(namespace.file()).map_err(|e| failed("number", &e))?;
         let follows = !hints.is_administered_by_itself || rule == SelfAdministered::Follow;
         let (own, host) = ends(&mut inner.namespaces, id, hints.interface)?;
-        let of = (namespace.inode(), hints.about);
+        let of = (namespace.inode(), hints.about, hints.called);
         let end = inner.found(id, of, follows, (&own, host))?;
         // An engine that adds an interface says nothing of those that the container has already.
-        let of = (of.0, hints.about.filter(|about| about.interface.is_none()));
+        let of = (of.0, hints.about.filter(|about| about.interface.is_none()), of.2);
         // A port can send from each interface of its namespace.
         let all = inner.namespaces.links(Some(id)).map_err(|e| failed("list", &e))?;
         let accepts = self.config().other_ways_out == OtherWaysOut::Accept;
@@ -229,7 +234,7 @@ impl Containers {
     }
 
     fn guard(&self, found: FoundEnd) -> Result<HostEnd, Refused> {
-        let FoundEnd { end, peer, namespace, fixed, introduced, interface } = found;
+        let FoundEnd { end, peer, namespace, fixed, introduced, called, interface } = found;
         let turn = self.turn_of(end.index);
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         let (_, how) =
@@ -242,8 +247,8 @@ impl Containers {
         let (ports, dropped) = old.map(|old| (old.ports, old.dropped)).unwrap_or_default();
         let (name, sources) = (end.name.clone(), end.sources.clone());
         let container =
-            Container { name, peer, namespace, fixed, introduced, sources, dropped, ports };
-        inner.journal.names(Share::Container(namespace), &end.name);
+            Container { name, peer, namespace, fixed, introduced, called, sources, dropped, ports };
+        inner.journal.names(Share::Container(namespace), &container.label());
         if is_new {
             tell_attached(&inner.journal, &container, &interface);
         }
@@ -285,9 +290,11 @@ impl Containers {
         }
         self.guard_late(&mut inner, heard);
         let lost: Vec<_> = lost.iter().filter_map(|index| inner.containers.remove(index)).collect();
-        for Container { name, namespace, ports, .. } in &lost {
+        for container in &lost {
+            let Container { namespace, ports, .. } = container;
             if inner.journal.permits(Share::Container(*namespace), Level::INFO, Instant::now()) {
-                tracing::info!(container = name, namespace, ports = ports.len(), "ended");
+                let container = container.label();
+                tracing::info!(container, namespace, ports = ports.len(), "ended");
             }
         }
         if !lost.is_empty() {
@@ -304,6 +311,7 @@ impl Containers {
             let mut known = inner.containers.values().filter(|container| container.peer.0 == id);
             let Some(first) = known.next() else { continue };
             let (namespace, follows) = (first.namespace, first.fixed.is_none());
+            let called = first.called.clone();
             if first.peer.1 == index || known.any(|container| container.peer.1 == index) {
                 continue;
             }
@@ -311,7 +319,7 @@ impl Containers {
             match way_out(&mut inner.namespaces, id, &link) {
                 WayOut::None => {}
                 WayOut::HostEnd(host) => {
-                    let found = inner.found(id, (namespace, None), follows, (&link, host));
+                    let found = inner.found(id, (namespace, None, None), follows, (&link, host));
                     let Ok(FoundEnd { end, peer, fixed, interface, .. }) = found else { continue };
                     if let Err(e) = SourceFilter::attach(end.index, &end.sources) {
                         inner.journal.failed(namespace, &end.name, "cannot be guarded", &e);
@@ -326,6 +334,7 @@ impl Containers {
                         namespace,
                         fixed,
                         introduced,
+                        called,
                         sources,
                         dropped,
                         ports,
@@ -381,6 +390,7 @@ impl Containers {
             namespace: container.namespace,
             fixed: container.fixed.as_ref().map(Fixed::from),
             introduced: container.introduced.clone(),
+            called: container.called.clone(),
             ports: container.ports.values().map(KnownPort::from).collect(),
         };
         if let Err(error) = self.state.write(inner.containers.iter().map(known).collect()) {
@@ -399,7 +409,7 @@ impl Inner {
     fn found(
         &mut self,
         id: NsId,
-        (namespace, about): (u64, Option<&About>),
+        (namespace, about, called): (u64, Option<&About>, Option<&Called>),
         follows: bool,
         (own, host): (&HostLink, HostLink),
     ) -> Result<FoundEnd, Refused> {
@@ -412,6 +422,7 @@ impl Inner {
             Some(about) => Some(about.introduced(&now)),
             None => known.and_then(|known| known.introduced.clone()),
         };
+        let called = called.or(known.and_then(|known| known.called.as_ref())).cloned();
         let given = introduced.as_ref().map(|it| narrowed(&it.given.clone().into(), &now));
         let fixed = match known {
             // Once fixed it stays so, whichever process of the container asks.
@@ -425,7 +436,7 @@ impl Inner {
         let sources = fixed.clone().unwrap_or(now);
         let end = HostEnd { index: host.index, name: host.name, sources };
         let interface = own.name.clone();
-        Ok(FoundEnd { end, peer, namespace, fixed, introduced, interface })
+        Ok(FoundEnd { end, peer, namespace, fixed, introduced, called, interface })
     }
 
     /// Lets out the addresses that the container has now, or fewer. Returns whether it is still
@@ -546,19 +557,21 @@ fn tell_mended(how: Attached, name: &str) {
 }
 
 fn tell_attached(journal: &Journal, container: &Container, interface: &str) {
-    let Container { name, namespace, sources, .. } = container;
+    let Container { namespace, sources, .. } = container;
     if journal.permits(Share::Container(*namespace), Level::INFO, Instant::now()) {
         let (interface, addresses) = (short(interface), Listed(sources.addresses.iter()));
-        tracing::info!(container = name, namespace, interface, ?addresses, "attached");
+        let container = container.label();
+        tracing::info!(container, namespace, interface, ?addresses, "attached");
     }
 }
 
 fn tell_followed(journal: &Journal, container: &Container, now: &Sources) {
-    let Container { name, namespace, sources: before, .. } = container;
+    let Container { namespace, sources: before, .. } = container;
     if journal.permits(Share::Container(*namespace), Level::INFO, Instant::now()) {
         let gained = Listed(now.addresses.difference(&before.addresses));
         let lost = Listed(before.addresses.difference(&now.addresses));
-        tracing::info!(container = name, ?gained, ?lost, "its addresses changed");
+        let container = container.label();
+        tracing::info!(container, ?gained, ?lost, "its addresses changed");
     }
 }
 

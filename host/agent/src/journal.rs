@@ -12,6 +12,7 @@ use rocinante_netdev::handed::{Code, Refused};
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 
+use crate::called::Called;
 use crate::control::Requests;
 use crate::host::Reason;
 use crate::limits::Share;
@@ -95,17 +96,21 @@ impl Journal {
     /// network namespace in `/proc`.
     pub(crate) fn name(&self, share: Share) -> String {
         let known = self.lock().records.get(&key(share)).and_then(|record| record.name.clone());
-        known.unwrap_or_else(|| match share {
-            Share::Stranger => "unknown".into(),
-            Share::Container(namespace) => format!("net:[{namespace}]"),
-            Share::User(_) => "host".into(),
-        })
+        known.unwrap_or_else(|| unnamed(share))
     }
 
     /// Notes the host's end by which a container asked last.
     pub(crate) fn names(&self, share: Share, name: &str) {
         if let Some(record) = self.lock().record(share) {
             record.name = Some(name.to_owned());
+        }
+    }
+
+    /// Notes an engine's name for a container whose host's end is not known.
+    pub(crate) fn calls(&self, share: Share, called: &Called) {
+        let name = format!("{} ({called})", unnamed(share));
+        if let Some(record) = self.lock().record(share) {
+            record.name.get_or_insert(name);
         }
     }
 
@@ -215,6 +220,14 @@ impl Record {
 impl Held {
     fn is_empty(&self) -> bool {
         self.refusals.is_empty() && self.others == 0
+    }
+}
+
+fn unnamed(share: Share) -> String {
+    match share {
+        Share::Stranger => "unknown".into(),
+        Share::Container(namespace) => format!("net:[{namespace}]"),
+        Share::User(_) => "host".into(),
     }
 }
 

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod asker;
+mod called;
 mod caller;
 mod closers;
 mod config;

@@ -478,12 +478,17 @@ impl Agent {
 
     /// The answer to a request, and the ports that it hands over.
     fn open(&self, asker: &Asker, request: &Request) -> Result<(Given, Option<PortId>), Refused> {
+        let called = asker.called();
         let hints = Hints {
             interface: request.interface,
             is_administered_by_itself: asker.is_administered_by_itself,
             about: None,
+            called: called.as_ref(),
         };
-        let found = self.containers.find(&asker.namespace, hints)?;
+        let found = self.containers.find(&asker.namespace, hints).inspect_err(|_| {
+            let share @ Share::Container(_) = self.ends.share_of(asker, &self.own) else { return };
+            called.iter().for_each(|it| self.journal.calls(share, it));
+        })?;
         let (room, limits) = self.containers.reserve(found.end(), request)?;
         // The kernel takes its time with both. The port is handed over when the program is there.
         let (attached, given) = std::thread::scope(|scope| {

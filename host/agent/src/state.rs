@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 use rocinante_netdev::handed::Ring;
 use serde::{Deserialize, Serialize};
 
+use crate::called::Called;
+
 const VERSION: u32 = 1;
 /// The longest file that is read.
 const BYTES_MAX: u64 = 16 << 20;
@@ -45,6 +47,9 @@ pub(crate) struct Known {
     /// An engine's word about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) introduced: Option<Introduced>,
+    /// Its name by the control group of who asked last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) called: Option<Called>,
     /// Its ports.
     pub(crate) ports: Vec<KnownPort>,
 }
@@ -59,9 +64,8 @@ pub(crate) struct Fixed {
 /// An engine's word about a container before it ran.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Introduced {
-    /// The engine's name for the container.
-    pub(crate) id: String,
-    pub(crate) engine: String,
+    #[serde(flatten)]
+    pub(crate) called: Called,
     /// The addresses that the engine gave it.
     pub(crate) given: Fixed,
 }
@@ -196,13 +200,15 @@ mod tests {
             KnownPort { sockets: vec![9], ring: None, bytes: 1 << 21, slots: 64 },
         ];
         let given = fixed.clone();
-        let introduced = Introduced { id: "0123".into(), engine: "libpod".into(), given };
+        let called = Called { id: "0123".into(), engine: "libpod".into() };
+        let introduced = Introduced { called: called.clone(), given };
         Known {
             host_end,
             interface: 2,
             namespace: 4_026_531_840,
             fixed: Some(fixed),
             introduced: Some(introduced),
+            called: Some(called),
             ports,
         }
     }

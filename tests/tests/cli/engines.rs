@@ -220,8 +220,8 @@ fn network(image: &Image, behind: &str) -> String {
 }
 
 /// Containers without any privilege get `packet` from the agent, and exchange messages. The agent
-/// knows of one by which way it was introduced.
-fn has_fast_ports(engine: &Engine, user: &str, introduced: Option<&str>) {
+/// knows the engine of one.
+fn has_fast_ports(engine: &Engine, user: &str, called: &str) {
     let what = "grep -E '^(Uid|CapBnd|NoNewPrivs):' /proc/1/status";
     let rights = engine.run(what).succeeded().out;
     let rights: Vec<&str> = rights.split_whitespace().collect();
@@ -243,7 +243,7 @@ fn has_fast_ports(engine: &Engine, user: &str, introduced: Option<&str>) {
     status.args(["status", "--json", "--config"]).arg(engine.agent.config());
     let status = engine.lab.host().output(&mut status).unwrap();
     let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
-    assert_eq!(status["containers"][0]["engine"].as_str(), introduced, "{status:#}");
+    assert_eq!(status["containers"][0]["engine"], called, "{status:#}");
     let client = engine.run(&format!("{PROGRAM} pingpong {}", address.unwrap())).succeeded();
     assert!(client.out.contains("1000 iters in"), "{}", client.out);
     for side in [client, server.finish().succeeded()] {
@@ -261,14 +261,14 @@ fn podman_by_cdi_and_its_hook() {
     require_machine_root!();
     require_program!("podman");
     require!(has_network_plugins());
-    has_fast_ports(&Engine::podman(), "1000", Some("libpod"));
+    has_fast_ports(&Engine::podman(), "1000", "libpod");
 }
 
 #[test]
 fn docker_by_a_volume() {
     require_machine_root!();
     require_program!("dockerd");
-    has_fast_ports(&Engine::docker(), "1000", None);
+    has_fast_ports(&Engine::docker(), "1000", "docker");
 }
 
 #[test]
@@ -276,5 +276,5 @@ fn containerd_by_a_mount_and_cni() {
     require_machine_root!();
     require_program!("ctr");
     require!(has_network_plugins());
-    has_fast_ports(&Engine::containerd(), "0", Some("cni"));
+    has_fast_ports(&Engine::containerd(), "0", "cni");
 }

@@ -5,6 +5,7 @@ use rocinante_netdev::handed::{Code, Refused};
 
 use super::{Containers, Hints, HostEnd};
 use crate::asker::Namespace;
+use crate::called::Called;
 use crate::control::About;
 use crate::host::{HostLink, NsId, SourceFilter, Sources};
 use crate::links::{WayOut, ends, failed, way_out};
@@ -13,7 +14,8 @@ use crate::state::Introduced;
 impl About {
     /// To be kept, with the addresses of now.
     pub(super) fn introduced(&self, now: &Sources) -> Introduced {
-        Introduced { id: self.id.clone(), engine: self.engine.clone(), given: now.into() }
+        let called = Called { id: self.id.clone(), engine: self.engine.clone() };
+        Introduced { called, given: now.into() }
     }
 }
 
@@ -29,7 +31,8 @@ impl Containers {
         is_administered_by_itself: bool,
     ) -> Result<HostEnd, Refused> {
         let (_, interface) = self.interface_of(namespace, about)?;
-        let hints = Hints { interface, is_administered_by_itself, about: Some(about) };
+        let about = Some(about);
+        let hints = Hints { interface, is_administered_by_itself, about, called: None };
         self.attach(self.find(namespace, hints)?)
     }
 

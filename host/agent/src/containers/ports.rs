@@ -271,6 +271,7 @@ mod tests {
                 namespace: index.into(),
                 fixed: None,
                 introduced: None,
+                called: None,
                 sources: Sources::default(),
                 dropped: Default::default(),
                 ports: BTreeMap::new(),

@@ -43,8 +43,8 @@ impl Containers {
                 (None, None) => continue,
             };
             let namespace = known.map_or(0, |known| known.namespace);
-            inner.journal.names(Share::Container(namespace), &link.name);
             let introduced = known.and_then(|known| known.introduced.clone());
+            let called = known.and_then(|known| known.called.clone());
             let filter = filter.as_ref();
             // Changes since then are announced as followed ones.
             let before = filter.map(SourceFilter::sources).transpose()?.flatten();
@@ -54,10 +54,12 @@ impl Containers {
                 namespace,
                 fixed,
                 introduced,
+                called,
                 sources: before.unwrap_or_default(),
                 dropped: filter.map(SourceFilter::all_dropped).transpose()?.unwrap_or_default(),
                 ports: BTreeMap::new(),
             };
+            inner.journal.names(Share::Container(namespace), &container.label());
             inner.containers.insert(link.index, container);
             if !inner.follow(link.index) {
                 inner.containers.remove(&link.index);

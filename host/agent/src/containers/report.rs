@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::ports::Port;
 use super::{Container, Containers};
+use crate::called::Called;
 use crate::control::{ContainerStatus, PortStatus};
 use crate::host::{ADDRESSES_MAX, Reason, SourceFilter};
 use crate::limits::Share;
@@ -59,8 +60,21 @@ impl Container {
     /// Whether an operator means it: by its host's end, or by the beginning of its engine's name
     /// for it.
     pub(super) fn is_called(&self, name: &str) -> bool {
-        let id = self.introduced.as_ref().map_or("", |it| &it.id);
-        self.name == name || (name.len() >= ID_LEAST && id.starts_with(name))
+        let is_of = |called: &Called| name.len() >= ID_LEAST && called.id.starts_with(name);
+        self.name == name || self.called().is_some_and(is_of)
+    }
+
+    /// Its engine's name for it: the engine's own word is the last one.
+    pub(super) fn called(&self) -> Option<&Called> {
+        self.introduced.as_ref().map(|it| &it.called).or(self.called.as_ref())
+    }
+
+    /// The name of its host's end, and its engine's for it, as the log has them.
+    pub(super) fn label(&self) -> String {
+        match self.called() {
+            Some(called) => format!("{} ({called})", self.name),
+            None => self.name.clone(),
+        }
     }
 
     fn report(&self) -> ContainerStatus {
@@ -76,8 +90,8 @@ impl Container {
         let mac: Vec<String> = self.sources.mac.iter().map(|byte| format!("{byte:02x}")).collect();
         ContainerStatus {
             name: self.name.clone(),
-            id: self.introduced.as_ref().map(|it| it.id.clone()),
-            engine: self.introduced.as_ref().map(|it| it.engine.clone()),
+            id: self.called().map(|it| it.id.clone()),
+            engine: self.called().map(|it| it.engine.clone()),
             namespace: self.namespace,
             interface: self.peer.1,
             mac: mac.join(":"),

@@ -4,6 +4,7 @@
 mod afxdp;
 mod asker;
 mod bad_input;
+mod called;
 mod commands;
 mod ends;
 mod forged;
