@@ -10,6 +10,7 @@ mod promise;
 mod recover;
 mod release;
 mod report;
+mod ways_out;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -34,6 +35,7 @@ use crate::steps;
 pub(crate) use self::ports::PortId;
 use self::ports::{Port, Taken};
 pub(crate) use self::report::Totals;
+use self::ways_out::Unguarded;
 
 /// The facts about a container beside its namespace.
 #[derive(Debug, Clone, Copy)]
@@ -55,8 +57,7 @@ pub(crate) struct Found {
     end: FoundEnd,
     /// Those of the container's other interfaces.
     others: Vec<FoundEnd>,
-    /// Interfaces by which its frames leave unguarded.
-    unguarded: Vec<String>,
+    unguarded: Unguarded,
 }
 
 impl Found {
@@ -121,6 +122,7 @@ struct Container {
     fixed: Option<Sources>,
     introduced: Option<Introduced>,
     called: Option<Called>,
+    unguarded: Unguarded,
     /// The source addresses that may leave now.
     sources: Sources,
     /// Frames that were dropped, as far as the log has them.
@@ -183,7 +185,7 @@ impl Containers {
         // A port can send from each interface of its namespace.
         let all = inner.namespaces.links(Some(id)).map_err(|e| failed("list", &e))?;
         let accepts = self.config().other_ways_out == OtherWaysOut::Accept;
-        let (mut others, mut unguarded) = (Vec::new(), Vec::new());
+        let (mut others, mut unguarded) = (Vec::new(), Unguarded::new());
         for link in all.iter().filter(|link| link.index != own.index) {
             match way_out(&mut inner.namespaces, id, link) {
                 WayOut::None => {}
@@ -191,7 +193,7 @@ impl Containers {
                     others.push(inner.found(id, of, follows, (link, host))?);
                 }
                 WayOut::Unguarded if accepts => {
-                    unguarded.push(link.name.clone());
+                    unguarded.insert(link.index, link.name.clone());
                 }
                 WayOut::Unguarded => {
                     let name = &link.name;
@@ -213,24 +215,13 @@ impl Containers {
     /// # Errors
     /// The refusal to send.
     pub(crate) fn attach(&self, found: Found) -> Result<HostEnd, Refused> {
-        let inner = self.lock();
-        let is_new = !inner.containers.contains_key(&found.end.end.index);
-        let share = Share::Container(found.end.namespace);
-        for name in found.unguarded.iter().filter(|_| is_new) {
-            if inner.journal.permits(share, Level::WARN, Instant::now()) {
-                let container = &found.end.end.name;
-                tracing::warn!(
-                    container,
-                    interface = short(name),
-                    "forged frames that leave by it are not kept back"
-                );
-            }
-        }
-        drop(inner);
-        for other in found.others {
-            self.guard(other)?;
-        }
-        self.guard(found.end)
+        let Found { end, others, unguarded } = found;
+        let id = end.peer.0;
+        others.into_iter().try_for_each(|other| self.guard(other).map(drop))?;
+        let end = self.guard(end)?;
+        // Only accepted ones are found.
+        self.lock().has_unguarded(id, &unguarded, OtherWaysOut::Accept);
+        Ok(end)
     }
 
     fn guard(&self, found: FoundEnd) -> Result<HostEnd, Refused> {
@@ -244,10 +235,21 @@ impl Containers {
         let mut inner = self.lock();
         let old = inner.containers.remove(&end.index);
         let is_new = old.as_ref().is_none_or(|old| old.namespace != namespace);
-        let (ports, dropped) = old.map(|old| (old.ports, old.dropped)).unwrap_or_default();
+        let (ports, dropped, unguarded) =
+            old.map(|old| (old.ports, old.dropped, old.unguarded)).unwrap_or_default();
         let (name, sources) = (end.name.clone(), end.sources.clone());
-        let container =
-            Container { name, peer, namespace, fixed, introduced, called, sources, dropped, ports };
+        let container = Container {
+            name,
+            peer,
+            namespace,
+            fixed,
+            introduced,
+            called,
+            unguarded,
+            sources,
+            dropped,
+            ports,
+        };
         inner.journal.names(Share::Container(namespace), &container.label());
         if is_new {
             tell_attached(&inner.journal, &container, &interface);
@@ -315,7 +317,10 @@ impl Containers {
             if first.peer.1 == index || known.any(|container| container.peer.1 == index) {
                 continue;
             }
-            let Ok(link) = inner.namespaces.link(Some(id), index) else { continue };
+            let Ok(link) = inner.namespaces.link(Some(id), index) else {
+                inner.lost_unguarded(id, index);
+                continue;
+            };
             match way_out(&mut inner.namespaces, id, &link) {
                 WayOut::None => {}
                 WayOut::HostEnd(host) => {
@@ -326,8 +331,7 @@ impl Containers {
                         continue;
                     }
                     let (name, sources) = (end.name, end.sources);
-                    let (dropped, ports) = Default::default();
-                    let introduced = None;
+                    let (introduced, unguarded, dropped, ports) = Default::default();
                     let container = Container {
                         name,
                         peer,
@@ -335,6 +339,7 @@ impl Containers {
                         fixed,
                         introduced,
                         called,
+                        unguarded,
                         sources,
                         dropped,
                         ports,
@@ -344,16 +349,8 @@ impl Containers {
                     self.write(inner);
                 }
                 WayOut::Unguarded => {
-                    let share = Share::Container(namespace);
-                    if inner.journal.permits(share, Level::ERROR, Instant::now()) {
-                        let (container, interface) = (inner.journal.name(share), short(&link.name));
-                        tracing::error!(
-                            container,
-                            interface,
-                            "an interface came to a container with ports, and forged frames that \
-                             leave by it cannot be kept back"
-                        );
-                    }
+                    let rule = self.config().other_ways_out;
+                    inner.came_unguarded(id, (index, &link.name), rule);
                 }
             }
         }

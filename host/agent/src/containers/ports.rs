@@ -272,6 +272,7 @@ mod tests {
                 fixed: None,
                 introduced: None,
                 called: None,
+                unguarded: BTreeMap::new(),
                 sources: Sources::default(),
                 dropped: Default::default(),
                 ports: BTreeMap::new(),

@@ -55,6 +55,7 @@ impl Containers {
                 fixed,
                 introduced,
                 called,
+                unguarded: inner.unguarded(peer.0),
                 sources: before.unwrap_or_default(),
                 dropped: filter.map(SourceFilter::all_dropped).transpose()?.unwrap_or_default(),
                 ports: BTreeMap::new(),

@@ -97,6 +97,7 @@ impl Container {
             mac: mac.join(":"),
             addresses: self.sources.addresses.iter().take(ADDRESSES_MAX).copied().collect(),
             fixed: self.fixed.is_some(),
+            other_ways_out: self.unguarded.values().cloned().collect(),
             ports: ports.into_values().collect(),
             dropped: BTreeMap::new(),
             requests: Default::default(),

@@ -137,6 +137,9 @@ pub(crate) struct ContainerStatus {
     pub(crate) addresses: Vec<IpAddr>,
     /// Whether it gets no further addresses.
     pub(crate) fixed: bool,
+    /// Interfaces by which its frames leave unguarded.
+    #[serde(default)]
+    pub(crate) other_ways_out: Vec<String>,
     pub(crate) ports: Vec<PortStatus>,
     /// Frames that were dropped, by reason, since the program is there.
     pub(crate) dropped: BTreeMap<String, u64>,

@@ -26,6 +26,9 @@ pub(super) fn status(agent: &AgentStatus, containers: &[ContainerStatus]) -> Str
         }
         let addresses: Vec<String> = container.addresses.iter().map(ToString::to_string).collect();
         let _ = writeln!(out, "  addresses: {}", or_none(&addresses.join(" ")));
+        if !container.other_ways_out.is_empty() {
+            let _ = writeln!(out, "  other ways out: {}", quoted(&container.other_ways_out));
+        }
         let ports = container.ports.iter().map(|of| {
             let memory = memory(of.bytes);
             format!("{} {} with {} slots, {memory}", of.ports, of.backend, of.slots)
@@ -57,6 +60,10 @@ fn add_requests(out: &mut String, requests: &Requests) {
 fn counts(counts: &BTreeMap<String, u64>) -> String {
     let counts = counts.iter().filter(|(_, count)| **count > 0);
     counts.map(|(kind, count)| format!("{kind} {count}")).collect::<Vec<_>>().join(", ")
+}
+
+fn quoted(names: &[String]) -> String {
+    names.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(" ")
 }
 
 fn or_none(text: &str) -> &str {
@@ -105,6 +112,7 @@ mod tests {
             mac: "02:00:00:00:00:01".into(),
             addresses: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
             fixed: true,
+            other_ways_out: vec!["net1".into(), "a\n".into()],
             ports: vec![ports],
             dropped: [("ipv4".to_owned(), 7), ("arp".to_owned(), 0)].into(),
             requests,
@@ -114,7 +122,8 @@ mod tests {
                      middle, 20.0 of 99 %, 30.0 at most, 2.0 in the mean\n";
         let first = "rocinante-agent 1.2.3, for 3 h 1 min: 1 containers, 2 ports, 1.5 MiB\n";
         let second = "\n\"veth0\\n\": net:[4711], interface 2, 02:00:00:00:00:01, addresses fixed\n  \
-                      addresses: 10.0.0.1 fd00::1\n  ports: 2 packet with 360 slots, 1.5 MiB\n  \
+                      addresses: 10.0.0.1 fd00::1\n  other ways out: \"net1\" \"a\\n\"\n  \
+                      ports: 2 packet with 360 slots, 1.5 MiB\n  \
                       dropped frames: ipv4 7\n";
         assert_eq!(said, format!("{first}{asked}{second}{asked}"));
         container.ports.clear();

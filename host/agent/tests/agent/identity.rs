@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use rocinante_lab::{Container, Netns};
 
 use crate::asker::{As, Asker, eventually};
-use crate::lab::host_or_skip;
+use crate::lab::{Host, host_or_skip};
 
 #[test]
 fn a_program_without_rights_gets_a_port() {
@@ -108,10 +108,10 @@ fn every_interface_of_a_container_is_guarded() {
 fn another_way_out_is_refused_or_accepted_as_the_operator_says() {
     let mut host = host_or_skip!("identity::another_way_out", 2);
     let path = host.container(0).netns().path();
-    let on_host = |words: &[&str]| host.lab.host().ip(words).expect("an interface");
-    on_host(&["link", "add", "card0", "type", "veth", "peer", "name", "card1"]);
-    on_host(&["link", "set", "card0", "up"]);
-    on_host(&["link", "add", "net1", "link", "card0", "netns", &path, "type", "macvlan"]);
+    let on_host = |host: &Host, words: &[&str]| host.lab.host().ip(words).expect("an interface");
+    on_host(&host, &["link", "add", "card0", "type", "veth", "peer", "name", "card1"]);
+    on_host(&host, &["link", "set", "card0", "up"]);
+    on_host(&host, &["link", "add", "net1", "link", "card0", "netns", &path, "type", "macvlan"]);
     let of_it = |line: &String| line.contains("forged frames that leave by it are not kept back");
     let [v4, _] = host.addresses(0);
     host.start();
@@ -130,6 +130,31 @@ fn another_way_out_is_refused_or_accepted_as_the_operator_says() {
     host.asker(1).granted(host.addresses(1)[0]);
     assert_eq!(host.log().iter().filter(|line| of_it(line)).count(), 1, "{:?}", host.log());
     assert!(!host.log().iter().any(|line| line.contains("containers get no ports")));
+    let ways = |host: &Host| {
+        let status = host.status();
+        let of = |container: usize| status["containers"][container]["other_ways_out"].to_string();
+        [of(0), of(1)]
+    };
+    assert_eq!(ways(&host), [r#"["net1"]"#, "[]"]);
+    assert!(host.operator(&["status"]).1.contains("other ways out: \"net1\"\n"));
+    // One that comes later, and goes.
+    on_host(&host, &["link", "add", "net2", "link", "card0", "netns", &path, "type", "macvlan"]);
+    host.logged(&["not kept back", "veth0", "net2"]);
+    assert_eq!(ways(&host), [r#"["net1","net2"]"#, "[]"]);
+    host.container(0).netns().ip(&["link", "del", "net1"]).expect("deleted");
+    eventually("it is seen", || ways(&host) == [r#"["net2"]"#, "[]"]);
+    // A restarted agent knows it, also one that does not accept it.
+    host.kill();
+    let command = host.command();
+    let text = std::fs::read_to_string(host.config()).expect("a file");
+    std::fs::write(host.config(), text.replace("accept", "refuse")).expect("written");
+    host.start_as(command);
+    assert_eq!(ways(&host), [r#"["net2"]"#, "[]"]);
+    host.container(0).netns().ip(&["link", "del", "net2"]).expect("deleted");
+    eventually("it is seen", || ways(&host) == ["[]", "[]"]);
+    on_host(&host, &["link", "add", "net3", "link", "card0", "netns", &path, "type", "macvlan"]);
+    host.logged(&["cannot be kept back", "veth0", "net3"]);
+    assert_eq!(ways(&host), [r#"["net3"]"#, "[]"]);
 }
 
 /// A network namespace whose user namespace is two levels below the agent's.
