@@ -16,7 +16,7 @@ pub(crate) const TESTS: &[&str] = &[
     // Programs for libibverbs, and rdma-core's test-suite for it.
     "ibverbs-utils", "perftest", "rdma-core", "python3-pyverbs", "rdmacm-utils", "librdmacm-dev",
     // Containers.
-    "podman", "containernetworking-plugins",
+    "podman", "containernetworking-plugins", "slirp4netns",
     // Programs for UCX and MPI.
     "ucx-utils", "openmpi-bin", "libopenmpi-dev",
     // Counts instructions.

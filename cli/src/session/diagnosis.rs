@@ -6,6 +6,7 @@ use std::time::Duration;
 use rocinante::stats::DeviceCounters;
 use rocinante::verbs::Mtu;
 use rocinante::{Context, WcStatus};
+use rocinante_netdev::auto;
 
 use crate::output::{Failure, Kind};
 
@@ -26,7 +27,10 @@ pub fn unanswered(size: usize, mtu: Option<Mtu>, passed: bool) -> Unanswered {
 /// The reason why a request to `peer` ended in `status`, as far as the device's counters tell.
 #[must_use]
 pub fn of_status(ctx: &Context, peer: IpAddr, status: WcStatus, unanswered: Unanswered) -> Failure {
-    let why = explain(&ctx.counters(), peer, status, unanswered);
+    let mut why = explain(&ctx.counters(), peer, status, unanswered);
+    if status == WcStatus::RetryExcErr {
+        why += &carried(ctx);
+    }
     Failure::Of(Kind::Completion(status), format!("{why} ({status})"))
 }
 
@@ -38,9 +42,14 @@ pub fn of_silence(
     patience: Duration,
     unanswered: Unanswered,
 ) -> Failure {
-    let why = silence(&ctx.counters(), peer, unanswered);
+    let why = silence(&ctx.counters(), peer, unanswered) + &carried(ctx);
     let text = format!("nothing came of {peer} within {} s: {why}", patience.as_secs());
     Failure::Of(Kind::Silence, text)
+}
+
+/// The cause in the own interface, if there is one, to follow another.
+fn carried(ctx: &Context) -> String {
+    auto::carried_by_program(ctx.name()).map_or_else(String::new, |cause| format!("; {cause}"))
 }
 
 /// The reason why `peer` may have ended the connection itself: of packets that were sent to it, not

@@ -97,8 +97,9 @@ impl Asker {
     pub(crate) fn of(connection: impl AsFd, own: &Own) -> Result<Self, Refused> {
         let asker = Self::anywhere(connection, own)?;
         if asker.namespace.inode == own.network.inode {
-            let reason = "you are in the network namespace of the host, or of the agent";
-            let hint = "the agent serves containers; on the host, use a right of your own";
+            let reason = "you are in the network namespace of the host, or of the agent, as \
+                          containers with `--network host` are";
+            let hint = "give the container a network of its own, or CAP_NET_RAW";
             return Err(Refused::new(Code::Forbidden, reason, hint));
         }
         Ok(asker)
@@ -188,7 +189,7 @@ enum Owner {
 fn owner_of(namespace: &Namespace, own: &Own) -> Result<Owner, Refused> {
     let nested = || {
         let reason = "your network namespace is nested in a container";
-        let hint = "the agent serves containers of its own host alone";
+        let hint = "the agent serves containers of its own host alone: run one in that container";
         Refused::new(Code::Forbidden, reason, hint)
     };
     let inode = |fd: &OwnedFd| {

@@ -27,7 +27,9 @@ use crate::control::About;
 use crate::host::{Attached, Heard, HostLink, Namespaces, NsId, SourceFilter, Sources};
 use crate::journal::{Drops, Journal, Seldom};
 use crate::limits::Share;
-use crate::links::{WayOut, ends, failed, is_gone, peer_elsewhere, sources_of, way_out};
+use crate::links::{
+    WayOut, ends, failed, is_gone, not_guarded, peer_elsewhere, sources_of, way_out,
+};
 use crate::log::{Listed, short};
 use crate::state::{Fixed, Introduced, Known, KnownPort, StateFile};
 use crate::steps;
@@ -196,11 +198,7 @@ impl Containers {
                     unguarded.insert(link.index, link.name.clone());
                 }
                 WayOut::Unguarded => {
-                    let name = &link.name;
-                    let reason = format!("forged frames that leave by {name} cannot be kept back");
-                    let hint = "the agent serves containers that leave by veths to this host \
-                                alone: see other_ways_out in agent.toml";
-                    return Err(Refused::new(Code::Forbidden, reason, hint));
+                    return Err(not_guarded(&mut inner.namespaces, link));
                 }
             }
         }

@@ -6,6 +6,9 @@ use rocinante_netdev::handed::{Code, Refused};
 
 use crate::host::{HostLink, Namespaces, NsId, Peer, Sources};
 
+/// The way of most containers to a veth.
+const BRIDGE: &str = "give the container a bridge network, whose interface is a veth to the host";
+
 /// Both ends of a container's veth. The kernel names the container's end, so a container cannot
 /// forge it.
 pub(crate) fn ends(
@@ -13,11 +16,6 @@ pub(crate) fn ends(
     id: NsId,
     interface: u32,
 ) -> Result<(HostLink, HostLink), Refused> {
-    let no_host_end = |what: String| {
-        let hint = "the agent serves interfaces that are one end of a veth, with the other end in \
-                    the agent's network namespace";
-        Refused::new(Code::Forbidden, what, hint)
-    };
     let own = namespaces.link(Some(id), interface).map_err(|e| {
         if is_gone(&e) {
             Refused::new(Code::Interface, format!("no interface {interface}"), "see `ip link`")
@@ -25,17 +23,86 @@ pub(crate) fn ends(
             failed("find the interface of", &e)
         }
     })?;
-    if own.kind != "veth" {
-        let kind = if own.kind.is_empty() { "no virtual interface" } else { &own.kind };
-        return Err(no_host_end(format!("{} is {kind}, which has no end on the host", own.name)));
+    let host = match own.peer {
+        Some(Peer { index, .. }) if own.kind == "veth" => namespaces.link(None, index).ok(),
+        _ => None,
+    };
+    match host {
+        Some(host) if peer_elsewhere(&host) == Some((id, own.index)) => Ok((own, host)),
+        _ => {
+            let (reason, hint) = no_host_end(namespaces, &own);
+            Err(Refused::new(Code::Forbidden, format!("{} {reason}", own.name), hint))
+        }
     }
-    let elsewhere = || no_host_end(format!("the other end of {} is not on this host", own.name));
-    let Some(Peer { index, .. }) = own.peer else { return Err(elsewhere()) };
-    let host = namespaces.link(None, index).map_err(|_| elsewhere())?;
-    if host.kind != "veth" || peer_elsewhere(&host) != Some((id, own.index)) {
-        return Err(elsewhere());
+}
+
+/// The reason why an interface has no end in the agent's network namespace, to follow its name, and
+/// a way to one that has.
+pub(crate) fn no_host_end(
+    namespaces: &mut Namespaces,
+    own: &HostLink,
+) -> (&'static str, &'static str) {
+    let there = own.peer.and_then(|peer| peer.namespace);
+    // The interface of a container on which this one stands.
+    let is_anothers = |namespaces: &mut Namespaces| {
+        let lower = own.peer.and_then(|peer| Some((peer.namespace?, peer.index)));
+        let ends = namespaces.links(None).unwrap_or_default();
+        lower.is_some() && ends.iter().any(|end| peer_elsewhere(end) == lower)
+    };
+    match own.kind.as_str() {
+        "veth" => match there {
+            Some(there) => other_end_in(namespaces, there),
+            None => ("is one end of a veth, and the other is not in the host's network", BRIDGE),
+        },
+        "tun" => (
+            "is a tun: a program like slirp4netns or pasta carries its packets, and it has no end \
+             on the host",
+            BRIDGE,
+        ),
+        "" => ("is no virtual interface, and has no end on the host", BRIDGE),
+        "macvlan" | "macvtap" if is_anothers(namespaces) => (
+            "is a macvlan on the interface of another container, by whose veth only that one's \
+             addresses leave",
+            BRIDGE,
+        ),
+        "ipvlan" | "ipvtap" if is_anothers(namespaces) => (
+            "is an ipvlan on the interface of another container, by whose veth only that one's \
+             addresses leave",
+            BRIDGE,
+        ),
+        "macvlan" | "macvtap" => ("is a macvlan, which has no end on the host", BRIDGE),
+        "ipvlan" | "ipvtap" => ("is an ipvlan, which has no end on the host", BRIDGE),
+        _ => ("is no veth, and has no end on the host", BRIDGE),
     }
-    Ok((own, host))
+}
+
+/// As [`no_host_end`], of a veth whose other end is in that network namespace.
+fn other_end_in(namespaces: &mut Namespaces, there: NsId) -> (&'static str, &'static str) {
+    let links = namespaces.links(Some(there)).unwrap_or_default();
+    let has = |kind: &str| links.iter().any(|link| link.kind == kind);
+    if has("vxlan") {
+        return (
+            "is of an overlay network, as Docker Swarm's: its other end is in a network namespace \
+             of the overlay",
+            "give the container a bridge network, and no overlay",
+        );
+    }
+    let ends = namespaces.links(None).unwrap_or_default();
+    if ends.iter().filter_map(peer_elsewhere).any(|(container, _)| container == there) {
+        return (
+            "is of a container in a container (docker in docker): its other end is in the outer \
+             one",
+            "run an agent in the outer container, or start this one on the host",
+        );
+    }
+    if has("tun") {
+        return (
+            "is of a rootless engine, whose containers share a network namespace that slirp4netns \
+             or pasta connects: its other end is in that",
+            "start the container by an engine of root's",
+        );
+    }
+    ("is one end of a veth, and the other is in a network namespace beside the host's", BRIDGE)
 }
 
 /// The way of frames out of a container.
@@ -89,6 +156,14 @@ const INNER: [&str; 23] = [
     "vti6",
     "vxlan",
 ];
+
+/// The refusal to a container with a way out that is not guarded.
+pub(crate) fn not_guarded(namespaces: &mut Namespaces, link: &HostLink) -> Refused {
+    let (name, (why, _)) = (&link.name, no_host_end(namespaces, link));
+    let reason = format!("forged frames that leave by {name} cannot be kept back: it {why}");
+    let hint = "give the container no other network, or see other_ways_out in agent.toml";
+    Refused::new(Code::Forbidden, reason, hint)
+}
 
 /// The other end of a host's end.
 pub(crate) fn peer_elsewhere(link: &HostLink) -> Option<(NsId, u32)> {

@@ -351,7 +351,7 @@ fn best_for(iface: &Interface) -> (Backend, String) {
     let link = Rtnl::open().and_then(|mut rtnl| rtnl.link(iface.index));
     match link.as_ref().map(|link| link.kind.as_deref()) {
         Ok(Some("veth")) => return (Backend::Packet, format!("{name} is a veth")),
-        Ok(Some(kind)) => return (Backend::Udp, format!("{name} is a {kind}, not a veth")),
+        Ok(Some(kind)) => return (Backend::Udp, format!("{name} {}", no_veth(kind))),
         Ok(None) => {}
         Err(e) => return (Backend::Udp, format!("{name} cannot be examined ({e})")),
     }
@@ -363,6 +363,30 @@ fn best_for(iface: &Interface) -> (Backend, String) {
             format!("whether the driver of {name} has AF_XDP zero-copy is not known ({e})"),
         ),
     }
+}
+
+/// The words about a virtual interface that is no veth, to follow its name.
+fn no_veth(kind: &str) -> String {
+    const WAY: &str = "a bridge network of the engine's has a veth";
+    match kind {
+        "tun" => format!("is a tun, {BY_PROGRAM}: {WAY}"),
+        "macvlan" | "macvtap" => format!("is a macvlan, which no agent can guard: {WAY}"),
+        "ipvlan" | "ipvtap" => format!("is an ipvlan, which no agent can guard: {WAY}"),
+        kind => format!("is a {kind}, not a veth"),
+    }
+}
+
+/// About a tun.
+const BY_PROGRAM: &str = "whose packets a program carries (slirp4netns, pasta, a tunnel)";
+
+/// The reason why peers may not reach the addresses of an interface, if a program carries its
+/// packets, as slirp4netns and pasta do for containers.
+#[must_use]
+pub fn carried_by_program(name: &str) -> Option<String> {
+    let iface = Interface::by_name(name).ok()?;
+    let link = Rtnl::open().and_then(|mut rtnl| rtnl.link(iface.index)).ok()?;
+    (link.kind.as_deref() == Some("tun"))
+        .then(|| format!("{name} is a tun, {BY_PROGRAM}, and translated addresses do not reach it"))
 }
 
 /// Whether the agent refuses because of rules, which it lists.

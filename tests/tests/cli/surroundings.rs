@@ -1,9 +1,12 @@
 //! Namespaces, limits and interfaces that are not the usual ones.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use super::{Done, Running, rocinante, start_command, words};
-use rocinante_lab::{Container, Lab, LabConfig};
+use rocinante_lab::{Container, Lab, LabConfig, Netns};
+use rocinante_netdev::Interface;
+use rocinante_tests::running::PATIENCE;
 use rocinante_tests::{on_backends, require_machine_root, require_program, skip};
 
 /// The command line of `rocinante`, run by other commands: `unshare --pid`.
@@ -106,6 +109,40 @@ fn a_clock_that_is_ahead(netdev: &str) {
 on_backends! {
     a_clock_that_is_ahead_is_as_good_udp: Udp => a_clock_that_is_ahead("udp");
     a_clock_that_is_ahead_is_as_good_packet: Packet => a_clock_that_is_ahead("packet");
+}
+
+/// A rootless engine's container, whose packets slirp4netns carries.
+#[test]
+fn behind_a_program_that_translates_addresses_the_cause_is_named() {
+    require_machine_root!();
+    require_program!("slirp4netns");
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let [a, b] = [lab.container(0), lab.container(1)];
+    let inside = Netns::new().unwrap();
+    let mut slirp = Command::new("slirp4netns");
+    slirp.args(["--configure", "--mtu=1500", "--netns-type=path", &inside.path(), "tap0"]);
+    slirp.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let _slirp = a.spawn(&mut slirp).unwrap();
+    let end = Instant::now() + PATIENCE;
+    let has_address = |name| {
+        let found = inside.run(|| Interface::by_name(name)).unwrap();
+        found.is_ok_and(|it| it.up && !it.addresses.is_empty())
+    };
+    while !has_address("tap0") {
+        assert!(Instant::now() < end, "no tap0");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // Where the server believes the client to be.
+    b.netns().ip(&["route", "add", "10.0.2.0/24", "via", &a.ipv4().to_string()]).unwrap();
+    let mut server = start_command(b, &mut under("", "pingpong -p 18620"));
+    server.says("waiting for a client");
+    let line = format!("pingpong -p 18620 {}", b.ipv4());
+    let mut client = under("", &line);
+    client.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let client = inside.spawn(&mut client).unwrap();
+    let causes = ["no reply on UDP/4791", "tap0 is a tun", "slirp4netns, pasta"];
+    Running::of(client).finish().failed(1, &causes);
+    server.finish().failed(1, &["something between translates addresses"]);
 }
 
 /// Few descriptors, and next to no locked memory. With fewer descriptors than a device takes the

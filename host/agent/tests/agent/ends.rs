@@ -123,7 +123,7 @@ fn a_host_end_may_be_renamed_and_moved() {
     let known = || host.state_text()["containers"].as_array().map_or(0, Vec::len);
     eventually("it is forgotten", || known() == 1);
     let [mut first, mut second] = askers;
-    assert!(first.refused(host.addresses(0)[0]).contains("not on this host"));
+    assert!(first.refused(host.addresses(0)[0]).contains("beside the host's"));
     second.granted(host.addresses(1)[0]);
     // The container's end, too: only the addresses permitted before may leave.
     let other = rocinante_lab::Netns::new().expect("a namespace");

@@ -54,7 +54,7 @@ fn the_host_and_interfaces_without_a_host_end_are_refused() {
     let add = ["link", "add", "ot0", "type", "veth", "peer", "name", "ot1", "netns", &path];
     netns.ip(&add).expect("a veth");
     for (name, reason) in
-        [("mv0", "macvlan"), ("in0", "not on this host"), ("ot0", "not on this host")]
+        [("mv0", "is a macvlan"), ("in0", "is one end of a veth"), ("ot0", "beside the host's")]
     {
         let index = netns.run(|| rocinante_netdev::Interface::by_name(name)).expect("entered");
         let refused = refused(&mut asker, index.expect("the interface").index);
@@ -155,6 +155,74 @@ fn another_way_out_is_refused_or_accepted_as_the_operator_says() {
     on_host(&host, &["link", "add", "net3", "link", "card0", "netns", &path, "type", "macvlan"]);
     host.logged(&["cannot be kept back", "veth0", "net3"]);
     assert_eq!(ways(&host), [r#"["net3"]"#, "[]"]);
+}
+
+/// A message names the cause and a way out of it, whatever made the interface.
+#[test]
+fn an_interface_without_a_host_end_has_its_cause() {
+    let mut host = host_or_skip!("identity::an_interface_without_a_host_end", 2);
+    host.start();
+    let mut asker = host.asker(0);
+    let (netns, on_host) = (host.container(0).netns(), host.lab.host());
+    let path = netns.path();
+    let in_container = |words: &[&str]| netns.ip(words).expect("an interface");
+    // A namespace beside the host's, with these interfaces, from which the container has a veth.
+    let beside = |name: &str, more: &[&[&str]]| {
+        let other = Netns::new().expect("a namespace");
+        more.iter().for_each(|words| other.ip(words).expect("an interface"));
+        let add = ["link", "add", "end0", "type", "veth", "peer", "name", name, "netns", &path];
+        other.ip(&add).expect("a veth");
+        Some(other)
+    };
+    let of = |netns: &Netns, lower: &str, name: &str| {
+        let add = ["link", "add", name, "link", lower, "netns", &path, "type", "macvlan"];
+        netns.ip(&add).expect("an interface");
+        None
+    };
+    let vxlan = &["link", "add", "vxlan0", "type", "vxlan", "id", "7", "dstport", "4789"][..];
+    let tap = &["tuntap", "add", "tap0", "mode", "tap"][..];
+    let bridge = &["link", "add", "br0", "type", "bridge"][..];
+    let card = ["link", "add", "card0", "type", "veth", "peer", "name", "card1"];
+    on_host.ip(&card).expect("a veth");
+    let inner = ["link", "add", "outer0", "type", "veth", "peer", "name", "nested", "netns", &path];
+    let make = |name: &str| match name {
+        "swarm" => beside(name, &[bridge, vxlan]),
+        "rootless" => beside(name, &[bridge, tap]),
+        "beside" => beside(name, &[bridge]),
+        "mv0" => of(on_host, "card0", name),
+        "mv1" => of(host.container(1).netns(), Container::DEVICE, name),
+        "nested" => {
+            host.container(1).netns().ip(&inner).expect("a veth");
+            None
+        }
+        _ => {
+            in_container(tap);
+            None
+        }
+    };
+    for (name, cause, way) in [
+        ("swarm", "overlay network, as Docker Swarm's", "no overlay"),
+        ("rootless", "rootless engine", "engine of root's"),
+        ("beside", "beside the host's", "a bridge network"),
+        ("nested", "docker in docker", "an agent in the outer container"),
+        ("tap0", "slirp4netns or pasta", "a bridge network"),
+        ("mv0", "is a macvlan, which has no end on the host", "a bridge network"),
+        ("mv1", "a macvlan on the interface of another container", "a bridge network"),
+    ] {
+        let _other = make(name);
+        let index = netns.run(|| rocinante_netdev::Interface::by_name(name)).expect("entered");
+        let index = index.expect("the interface").index;
+        let refused = asker.tell(&format!("ask 10.77.0.1 {index}"));
+        assert!(refused.contains("Forbidden") && refused.contains(name), "{name}: {refused}");
+        assert!(refused.contains(cause) && refused.contains(way), "{name}: {refused}");
+        // Beside a veth to the host it is named as well.
+        let refused = asker.refused(host.addresses(0)[0]);
+        let named = format!("leave by {name} cannot be kept back: it ");
+        assert!(refused.contains(&named) && refused.contains(cause), "{name}: {refused}");
+        assert!(refused.contains("other_ways_out"), "{name}: {refused}");
+        in_container(&["link", "del", name]);
+    }
+    asker.granted(host.addresses(0)[0]);
 }
 
 /// A network namespace whose user namespace is two levels below the agent's.

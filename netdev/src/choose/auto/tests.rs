@@ -159,6 +159,17 @@ fn other_virtual_interfaces_get_udp() {
     let choice = pair.a.run(|| choose_in_thread("b0", None)).expect("a port");
     assert_eq!(choice.backend, Backend::Udp);
     assert!(choice.reason.contains("bridge"), "{choice}");
+    pair.a.sh("ip tuntap add tap0 mode tap; ip address add 10.8.0.1/24 dev tap0
+               ip link set tap0 up; ip link add link v0 mv0 type macvlan
+               ip address add 10.9.9.1/24 dev mv0; ip link set mv0 up");
+    for (name, cause) in [("tap0", "slirp4netns, pasta"), ("mv0", "a macvlan, which no agent")] {
+        let choice = pair.a.run(|| choose_in_thread(name, None)).expect("a port");
+        assert_eq!(choice.backend, Backend::Udp);
+        assert!(choice.reason.contains(cause), "{choice}");
+        assert!(choice.reason.ends_with("a bridge network of the engine's has a veth"), "{choice}");
+        let carried = pair.a.run(|| carried_by_program(name));
+        assert_eq!(carried.is_some(), name == "tap0", "{carried:?}");
+    }
 }
 
 #[test]
