@@ -1,7 +1,7 @@
 //! The plugin as a runtime calls it: variables, a configuration on standard input, a result or an
 //! error on standard output (CNI specification 1.1.0). The agent is one that this test plays.
 
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -82,17 +82,22 @@ const ALL: [(&str, &str); 3] =
 
 /// Whether the plugin succeeds, and its JSON.
 fn call(command: &str, variables: &[(&str, &str)], config: &str) -> (bool, Value) {
+    call_with(command, variables, config.as_bytes())
+}
+
+fn call_with(command: &str, variables: &[(&str, &str)], config: &[u8]) -> (bool, Value) {
     let mut plugin = Command::new(env!("CARGO_BIN_EXE_rocinante-cni"));
     plugin.env_clear().env("CNI_COMMAND", command).env("CNI_PATH", "/opt/cni/bin");
     plugin.envs(variables.iter().copied());
-    plugin.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    plugin.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = plugin.spawn().expect("the plugin");
     // It may end before it has read all.
-    let _ = child.stdin.take().expect("a pipe").write_all(config.as_bytes());
-    let mut said = String::new();
-    child.stdout.take().expect("a pipe").read_to_string(&mut said).expect("text");
-    let status = child.wait().expect("it ends");
-    assert!(status.code().is_some(), "{command}: {status}");
+    let _ = child.stdin.take().expect("a pipe").write_all(config);
+    let done = child.wait_with_output().expect("it ends");
+    let (status, said) = (done.status, String::from_utf8(done.stdout).expect("text"));
+    let log = String::from_utf8_lossy(&done.stderr);
+    assert!([Some(0), Some(1)].contains(&status.code()), "{command}: {status}: {log}");
+    assert!(!log.contains("panicked"), "{command}: {log}");
     let said =
         if said.is_empty() { Value::Null } else { serde_json::from_str(&said).expect(&said) };
     (status.success(), said)
@@ -167,6 +172,157 @@ fn a_container_goes_at_any_time() {
     assert!(is_good, "{said}");
     let versions = json!(["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]);
     assert_eq!(said["supportedVersions"], versions);
+}
+
+/// All that a result of the plugins before can have in version 1.1.0.
+#[test]
+fn no_field_of_the_result_before_is_lost() {
+    let place = Place::new("whole");
+    let mut config = place.config("1.1.0");
+    let before = &mut config["prevResult"];
+    before["interfaces"] = json!([
+        {"name": "rdma0", "mac": "02:00:00:00:00:09", "mtu": 4200},
+        {"name": "eth0", "mac": "02:00:00:00:00:01", "mtu": 4200, "sandbox": "/run/n",
+         "socketPath": "/run/s", "pciID": "0000:00:1f.6"},
+    ]);
+    before["ips"] = json!([
+        {"address": "10.88.7.2/24", "gateway": "10.88.7.1", "interface": 1},
+        {"address": "fd00::2/64", "gateway": "fd00::1", "interface": 1},
+    ]);
+    before["routes"] = json!([
+        {"dst": "0.0.0.0/0", "gw": "10.88.7.1"},
+        {"dst": "fd00:1::/64", "gw": "fd00::1", "mtu": 1400, "advmss": 1340, "priority": 3,
+         "table": 100, "scope": 0},
+    ]);
+    before["dns"] = json!({
+        "nameservers": ["10.88.7.1", "fd00::1"], "domain": "d", "search": ["s"], "options": ["o"],
+    });
+    let agent = place.agent(KNOWN);
+    let (is_good, said) = call("ADD", &ALL, &config.to_string());
+    agent.join().expect("an agent");
+    assert!(is_good, "{said}");
+    assert_eq!(said, config["prevResult"]);
+}
+
+/// An agent that dies at each step, or is another program. The runtime then deletes, and adds again.
+#[test]
+fn an_agent_that_says_half_of_it_is_an_error() {
+    let place = Place::new("half");
+    let config = place.config("1.1.0").to_string();
+    for replies in [
+        &[][..],
+        &["{\"introduced\":{\"name\":\"veth0\"}}\n"],
+        &["{\"introduced\":{\"na"],
+        &["{\"done\":{}}\n"],
+        &["\u{1b}[2J"],
+        &["[]\n", "{\"done\":{}}\n"],
+    ] {
+        let agent = place.agent(replies);
+        let (is_good, said) = call("ADD", &ALL, &config);
+        agent.join().expect("an agent");
+        assert!(!is_good && said["code"] == 100, "{replies:?}: {said}");
+        assert!(!said.to_string().contains('\u{1b}'), "{said}");
+        assert_eq!(call("DEL", &ALL, &config), (true, Value::Null));
+        let agent = place.agent(KNOWN);
+        assert!(call("ADD", &ALL, &config).0, "{replies:?}");
+        agent.join().expect("an agent");
+    }
+}
+
+/// Puts each of these values into each field of a configuration, at any depth.
+fn each_field(config: &Value, values: &[Value], each: &mut dyn FnMut(Value)) {
+    let fields: Vec<Value> = match config {
+        Value::Object(fields) => fields.keys().map(|key| key.clone().into()).collect(),
+        Value::Array(fields) => (0..fields.len()).map(Value::from).collect(),
+        _ => Vec::new(),
+    };
+    for field in fields {
+        let at = |config: &mut Value, value: Value| match &field {
+            Value::String(key) => config[key] = value,
+            at => config[at.as_u64().expect("a place") as usize] = value,
+        };
+        for value in values {
+            let mut changed = config.clone();
+            at(&mut changed, value.clone());
+            each(changed);
+        }
+        let inner = match &field {
+            Value::String(key) => &config[key],
+            at => &config[at.as_u64().expect("a place") as usize],
+        };
+        each_field(inner, values, &mut |inner| {
+            let mut changed = config.clone();
+            at(&mut changed, inner);
+            each(changed);
+        });
+    }
+}
+
+/// Each ends with a success or with an error of the specification, and no agent is there.
+#[test]
+fn nonsense_in_any_field_is_an_error_or_nothing() {
+    let place = Place::new("nonsense");
+    let mut config = place.config("1.1.0");
+    config["required"] = true.into();
+    config["runtimeConfig"] = json!({"bandwidth": {"ingressRate": 1_000_000, "ingressBurst": 1}});
+    config["capabilities"] = json!({"bandwidth": true});
+    config["ipam"] = json!({"type": "host-local"});
+    config["cni.dev/valid-attachments"] = json!([{"containerID": "c0ffee", "ifname": "eth0"}]);
+    let deep = (0..100).fold(Value::Null, |inner, _| json!([inner]));
+    let values = [
+        Value::Null,
+        true.into(),
+        (-1).into(),
+        1e300.into(),
+        "".into(),
+        "a/b\u{1b}\n\u{0}".into(),
+        "x".repeat(5000).into(),
+        json!([{}]),
+        json!({"a": 1}),
+        deep,
+    ];
+    let commands = ["ADD", "CHECK", "DEL", "STATUS", "GC"];
+    let (mut tried, mut good) = (0, 0);
+    let judge = |command: &str, (is_good, said): (bool, Value), config: &dyn std::fmt::Debug| {
+        let text = |key: &str| said[key].as_str().is_some_and(|text| !text.is_empty());
+        let is_error = said["code"].as_u64().is_some_and(|code| code > 0) && text("msg");
+        assert!(is_good != is_error, "{command} {config:?}: {said}");
+        assert!(!is_good || command != "ADD", "there is no agent: {config:?}");
+    };
+    each_field(&config, &values, &mut |config| {
+        let command = commands[tried % commands.len()];
+        tried += 1;
+        // Then a missing agent is none.
+        if config["required"] == true {
+            let done = call(command, &ALL, &config.to_string());
+            good += usize::from(done.0);
+            judge(command, done, &config);
+        }
+    });
+    assert!(tried > 300 && good > 20, "{good} of {tried}");
+    // Texts that are no JSON, or other JSON.
+    let (text, mut random) = (config.to_string().into_bytes(), 1_u64);
+    for tried in 0..200 {
+        let mut text = text.clone();
+        for _ in 0..=tried % 4 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let at = (random >> 33) as usize % text.len();
+            match random >> 62 {
+                0 => text.truncate(at.max(1)),
+                1 => text[at] = (random >> 20) as u8,
+                2 => text.insert(at, b"{}[]\",:\\0"[(random >> 20) as usize % 9]),
+                _ => drop(text.remove(at)),
+            }
+            if text.is_empty() {
+                text.push(b'{');
+            }
+        }
+        let command = commands[tried % commands.len()];
+        // `required` may be another key now.
+        if command != "ADD" {
+            judge(command, call_with(command, &ALL, &text), &String::from_utf8_lossy(&text));
+        }
+    }
 }
 
 #[test]
