@@ -11,9 +11,11 @@ mod common;
 
 mod api;
 mod cm;
+mod commands;
 mod decode;
 mod engine;
 mod handed;
+mod hook;
 mod kernel;
 mod packet;
 mod ucma;
@@ -35,7 +37,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 11] = [
     Target { name: "packet", run: packet::run, corpus: packet::corpus, tries: 200_000 },
     Target { name: "engine", run: engine::run, corpus: engine::corpus, tries: 6_000 },
     Target { name: "api", run: api::run, corpus: api::corpus, tries: 6_000 },
@@ -44,6 +46,8 @@ pub const TARGETS: [Target; 9] = [
     Target { name: "kernel", run: kernel::run, corpus: kernel::corpus, tries: 100_000 },
     Target { name: "decode", run: decode::run, corpus: decode::corpus, tries: 6_000 },
     Target { name: "handed", run: handed::run, corpus: handed::corpus, tries: 100_000 },
+    Target { name: "commands", run: commands::run, corpus: commands::corpus, tries: 100_000 },
+    Target { name: "hook", run: hook::run, corpus: hook::corpus, tries: 100_000 },
     Target { name: "ucma", run: ucma::run, corpus: ucma::corpus, tries: 3_000 },
 ];
 

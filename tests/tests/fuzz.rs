@@ -54,6 +54,8 @@ targets! {
     any_words_of_the_kernel: "kernel";
     any_capture: "decode";
     any_messages_between_a_program_and_an_agent: "handed";
+    any_commands_to_an_agent: "commands";
+    any_word_of_an_engine: "hook";
     any_commands_to_rdma_cm: "ucma";
 }
 

@@ -49,7 +49,7 @@ impl Called {
     }
 
     /// The name in a `cgroup` file of proc(5): `hierarchy:controllers:path` in each line.
-    fn of_groups(text: &str) -> Option<Self> {
+    pub(crate) fn of_groups(text: &str) -> Option<Self> {
         text.lines().find_map(|line| Self::of_path(line.splitn(3, ':').nth(2)?))
     }
 

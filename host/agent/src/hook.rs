@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::control::{self, About};
+use crate::control::{self, About, CALLED_MAX};
 use crate::error::AgentError;
 
 /// The longest state that is read.
@@ -30,22 +30,26 @@ struct State {
 /// # Errors
 /// The state is none; or no agent runs, or it does not serve the container, or does not answer.
 pub fn hook(control: &Path, state: impl Read) -> Result<(), AgentError> {
+    match control::introduce(control, &about(state)?)? {
+        Some(_) => Ok(()),
+        None => Err(AgentError::new(format!("no agent runs at {}", control.display()), "")),
+    }
+}
+
+/// The container of a state, for the agent.
+pub(crate) fn about(state: impl Read) -> Result<About, AgentError> {
     let hint = "an engine runs it as a hook of createRuntime";
     let state: State = serde_json::from_reader(state.take(STATE_BYTES_MAX))
         .map_err(|e| AgentError::new(format!("the container's state: {e}"), hint))?;
     if state.pid == 0 {
         return Err(AgentError::new("the container's state names no process", hint));
     }
-    let about = About {
-        namespace: format!("/proc/{}/ns/net", state.pid).into(),
-        interface: None,
-        id: state.id,
-        engine: state.annotations.get(MANAGER).map_or("oci", String::as_str).to_owned(),
-    };
-    match control::introduce(control, &about)? {
-        Some(_) => Ok(()),
-        None => Err(AgentError::new(format!("no agent runs at {}", control.display()), "")),
+    let engine = state.annotations.get(MANAGER).map_or("oci", String::as_str).to_owned();
+    if state.id.len().max(engine.len()) > CALLED_MAX {
+        return Err(AgentError::new("the container's state: its names are too long", hint));
     }
+    let namespace = format!("/proc/{}/ns/net", state.pid).into();
+    Ok(About { namespace, interface: None, id: state.id, engine })
 }
 
 #[cfg(test)]
@@ -56,6 +60,7 @@ mod tests {
     fn what_is_no_state_is_refused() {
         let nowhere = Path::new("/nonexistent/control.sock");
         let of = |state: &str| hook(nowhere, state.as_bytes());
+        let named = format!("{{\"id\": \"{}\", \"pid\": 1}}", "x".repeat(CALLED_MAX + 1));
         let long = format!("{{\"id\": \"{}\"", "x".repeat(2 << 20));
         for (state, said) in [
             ("", "EOF"),
@@ -67,6 +72,7 @@ mod tests {
             (r#"{"id": 7, "pid": 1}"#, "string"),
             (r#"{"id": "a", "pid": 1, "annotations": []}"#, "map"),
             (&long, "EOF"),
+            (&named, "too long"),
             (r#"{"ociVersion": "1.0.2", "id": "a", "pid": 1, "bundle": "/b"}"#, "no agent runs"),
         ] {
             let error = of(state).expect_err(state).to_string();

@@ -18,6 +18,8 @@ mod containers;
 pub mod control;
 mod ends;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 mod guard;
 mod holders;
 mod hook;

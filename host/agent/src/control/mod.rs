@@ -16,7 +16,9 @@ pub use self::client::{introduce, is_introduced, release, runs, status};
 /// The version of these messages.
 pub(crate) const VERSION: u32 = 1;
 /// The longest message, with its end of line.
-const MESSAGE_BYTES_MAX: usize = 16 << 10;
+pub(crate) const MESSAGE_BYTES_MAX: usize = 16 << 10;
+/// The longest name of an engine's, in bytes: a status has to fit into a message.
+pub(crate) const CALLED_MAX: usize = 1024;
 /// The name of the socket, in the directory of the state.
 pub(crate) const SOCKET: &str = "control.sock";
 
@@ -183,17 +185,26 @@ impl Request {
     ///
     /// # Errors
     /// What to answer if it is none.
-    fn decode(bytes: &[u8]) -> Result<Self, String> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let request: Self = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
         if request.version != VERSION {
             return Err(format!("the agent speaks version {VERSION}, not {}", request.version));
         }
+        let names = request.about.iter().flat_map(|about| [&about.id, &about.engine]);
+        if names.into_iter().any(|name| name.len() > CALLED_MAX) {
+            return Err("the container's name is too long".to_owned());
+        }
         Ok(request)
+    }
+
+    /// That about a container before it runs.
+    pub(crate) fn introducing(about: About) -> Self {
+        Self { about: Some(about), ..Verb::Introduce.into() }
     }
 }
 
 /// The line of a message.
-fn line(message: &impl Serialize) -> Vec<u8> {
+pub(crate) fn line(message: &impl Serialize) -> Vec<u8> {
     let mut line = serde_json::to_vec(message).unwrap_or_default();
     line.push(b'\n');
     line
@@ -201,6 +212,8 @@ fn line(message: &impl Serialize) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -229,6 +242,14 @@ mod tests {
             let why = Request::decode(text.as_bytes()).expect_err(text);
             assert!(why.contains(said), "{text}: {why}");
         }
+        let about = |id: usize| {
+            let id = "x".repeat(id);
+            let about = json!({ "namespace": "/n", "id": id, "engine": "e" });
+            let request = json!({ "version": 1, "command": "introduce", "about": about });
+            Request::decode(request.to_string().as_bytes())
+        };
+        assert!(about(CALLED_MAX).is_ok());
+        assert!(about(CALLED_MAX + 1).expect_err("longer").contains("too long"));
         let deep = "[".repeat(MESSAGE_BYTES_MAX);
         Request::decode(deep.as_bytes()).expect_err("too deep");
     }
