@@ -1,11 +1,11 @@
 //! `cargo xtask dist`: the release's files, below `cli/dist/out`. The command `rocinante` and the
 //! daemon `rocinante-agent` are static programs for each of [`TARGETS`], with the libraries of
 //! `rocinante run` where they can be built, and the files that start the agent; an archive of all
-//! of it, Debian packages, completions, man pages, checksums and bills of materials.
+//! of it, Debian packages, OCI images, completions, man pages, checksums and bills of materials.
 
 use crate::command::{self, cargo, is_installed, words};
 use crate::foreign::Root;
-use crate::{debs, demo, files, machine, sbom, setup};
+use crate::{debs, demo, files, images, machine, sbom, setup};
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::net::Ipv4Addr;
@@ -129,6 +129,7 @@ pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
             unpack_and_run(&archive)?;
         }
     }
+    targets.iter().try_for_each(|(_, processor)| images::make(out, processor))?;
     debs::pack(&targets, out)?;
     sums(out)?;
     println!("{OUT}/SHA256SUMS names everything");

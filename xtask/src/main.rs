@@ -12,6 +12,7 @@ mod dropin;
 mod files;
 mod foreign;
 mod fuzz;
+mod images;
 mod instructions;
 mod interop;
 mod machine;
@@ -88,7 +89,7 @@ cargo xtask COMMAND
   api [--accept]       compare the public API of the crate rocinante with docs/api.txt, or write that anew
   man DIR              a man page for each command, from the definition of the command line
   dist [PROCESSOR...]  what others take away, below cli/dist/out: static programs for x86_64 and aarch64, or one of them,
-                       Debian packages, completions, man pages, checksums, bill of materials
+                       Debian packages, OCI images, completions, man pages, checksums, bill of materials
   setup                only set up the machine
 ";
 
