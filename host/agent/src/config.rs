@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use rocinante_netdev::handed::DEFAULT_PATH;
 use serde::Deserialize;
 
+use crate::class::Class;
 use crate::error::AgentError;
 use crate::log::LogLevel;
 
@@ -42,6 +43,9 @@ pub struct Config {
     pub other_ways_out: OtherWaysOut,
     /// The lines of the log.
     pub log: LogLevel,
+    /// The classes of containers, in their order.
+    #[serde(rename = "class")]
+    pub classes: Vec<Class>,
 }
 
 /// The rule for a container whose processes may change its addresses: they have `CAP_NET_ADMIN`
@@ -84,6 +88,7 @@ impl Default for Config {
             self_administered: SelfAdministered::Fixed,
             other_ways_out: OtherWaysOut::Refuse,
             log: LogLevel::Info,
+            classes: Vec::new(),
         }
     }
 }
@@ -150,6 +155,7 @@ impl Config {
             self_administered,
             other_ways_out,
             log,
+            classes,
         } = self;
         let all = [
             ("socket", *socket != other.socket),
@@ -164,12 +170,13 @@ impl Config {
             ("self_administered", *self_administered != other.self_administered),
             ("other_ways_out", *other_ways_out != other.other_ways_out),
             ("log", *log != other.log),
+            ("class", *classes != other.classes),
         ];
         all.into_iter().filter(|(_, differs)| *differs).map(|(option, _)| option).collect()
     }
 
-    fn check(&self) -> Result<(), &'static str> {
-        match self {
+    fn check(&self) -> Result<(), String> {
+        let fault = match self {
             Self { requests_per_second: 0, .. } => Err("requests_per_second is at least 1"),
             Self { ring_frames_max: 0, .. } => Err("ring_frames_max is at least 1"),
             Self { ports_max: 0, .. } => Err("ports_max is at least 1"),
@@ -186,7 +193,8 @@ impl Config {
                 Err("socket and state are absolute paths")
             }
             _ => Ok(()),
-        }
+        };
+        fault.map_err(str::to_owned).and_then(|()| self.check_classes())
     }
 }
 
@@ -197,6 +205,10 @@ mod tests {
     #[test]
     fn the_shipped_file_has_every_option_with_its_default() {
         let shipped = include_str!("../dist/agent.toml");
+        let (_, classes) = shipped.split_once("#\n# [[class]]").expect("an example");
+        let classes = format!("[[class]]{}", classes.replace("\n# ", "\n"));
+        let class = toml::from_str::<Config>(&classes).expect("it is read").classes.remove(0);
+        class_has_each_option(&class);
         assert_eq!(toml::from_str::<Config>(shipped).expect("it is read"), Config::default());
         let options = ["socket", "state", "guardian", "ports_max", "ring_mib_max"];
         let more = ["ring_mib_total", "containers_expected", "ring_frames_max"];
@@ -204,6 +216,17 @@ mod tests {
         for option in options.iter().chain(&more).chain(&others) {
             assert!(shipped.contains(&format!("\n{option} = ")), "{option}");
         }
+    }
+
+    fn class_has_each_option(class: &Class) {
+        let Class { name, containers, engines, networks, .. } = class;
+        assert_eq!(
+            (name.as_str(), containers.len(), engines.len(), networks.len()),
+            ("batch", 2, 1, 2)
+        );
+        let Class { backends, ports_max, ring_mib_max, .. } = class;
+        assert!(backends.is_some() && ports_max.is_some() && ring_mib_max.is_some());
+        assert!(class.ring_frames_max.is_some() && class.requests_per_second.is_some());
     }
 
     #[test]
@@ -232,13 +255,14 @@ mod tests {
             self_administered: SelfAdministered::Refuse,
             other_ways_out: OtherWaysOut::Accept,
             log: LogLevel::Error,
+            classes: vec![Class::default()],
         };
-        assert_eq!(fresh.differences(&old).len(), 12);
+        assert_eq!(fresh.differences(&old).len(), 13);
         assert_eq!(fresh.keep(&old), ["socket", "state", "guardian"]);
         assert_eq!((&fresh.socket, &fresh.state), (&old.socket, &old.state));
         let changed = fresh.differences(&old);
-        assert_eq!(changed.len(), 9, "{changed:?}");
-        assert_eq!((fresh.keep(&old), changed[0], changed[8]), (vec![], "ports_max", "log"));
+        assert_eq!(changed.len(), 10, "{changed:?}");
+        assert_eq!((fresh.keep(&old), changed[0], changed[9]), (vec![], "ports_max", "class"));
         assert!(old.differences(&Config::default()).is_empty());
     }
 
@@ -261,6 +285,20 @@ mod tests {
             ("socket = \"a/b\"", "absolute"),
             ("state = \"/run/a/control.json\"", "control.sock"),
             ("=", "line 1"),
+            ("[[class]]\nprots_max = 3", "prots_max"),
+            ("[[class]]\nports_max = 3", "class \"\": a name has"),
+            ("[[class]]\nname = \"a b\"", "class \"a b\": a name has"),
+            ("[[class]]\nname = \"a\"\n[[class]]\nname = \"a\"", "two classes are called \"a\""),
+            ("[[class]]\nname = \"default\"\nengines = [\"x\"]", "matches nothing itself"),
+            ("[[class]]\nname = \"a\"\nbackends = [\"packet\", \"udp\"]", "udp"),
+            ("[[class]]\nname = \"a\"\nbackends = []", "at least one"),
+            ("[[class]]\nname = \"a\"\nports_max = 0", "class \"a\": ports_max is at least 1"),
+            ("[[class]]\nname = \"a\"\nring_mib_max = 0", "ring_mib_max is"),
+            ("[[class]]\nname = \"a\"\nring_frames_max = 0", "ring_frames_max is"),
+            ("[[class]]\nname = \"a\"\nrequests_per_second = 0", "requests_per_second is"),
+            ("[[class]]\nname = \"a\"\nnetworks = [\"10.0.0.0/33\"]", "line 3"),
+            ("[[class]]\nname = \"a\"\nnetworks = [\"10.0.0.1\"]", "line 3"),
+            ("class = 7", "line 1"),
         ] {
             std::fs::write(&dir, text).expect("written");
             let error = Config::read(&dir).expect_err(text).to_string();

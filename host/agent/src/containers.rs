@@ -4,6 +4,8 @@
 //! [`Containers::find`] and [`Containers::attach`] are the one way to become known. The rules in
 //! force are in the kernel; this module keeps the state that maintains them.
 
+mod classes;
+mod hear;
 mod introduce;
 mod ports;
 mod promise;
@@ -22,11 +24,12 @@ use tracing::Level;
 
 use crate::asker::Namespace;
 use crate::called::Called;
+use crate::class::Bounds;
 use crate::config::{Config, OtherWaysOut, SelfAdministered};
 use crate::control::About;
-use crate::host::{Attached, Heard, HostLink, Namespaces, NsId, SourceFilter, Sources};
+use crate::host::{Attached, HostLink, Namespaces, NsId, SourceFilter, Sources};
 use crate::journal::{Drops, Journal, Seldom};
-use crate::limits::Share;
+use crate::limits::{Limits, Share};
 use crate::links::{
     WayOut, ends, failed, is_gone, not_guarded, peer_elsewhere, sources_of, way_out,
 };
@@ -34,6 +37,8 @@ use crate::log::{Listed, short};
 use crate::state::{Fixed, Introduced, Known, KnownPort, StateFile};
 use crate::steps;
 
+use self::classes::subject;
+pub(crate) use self::hear::HeardOf;
 pub(crate) use self::ports::PortId;
 use self::ports::{Port, Taken};
 pub(crate) use self::report::Totals;
@@ -90,6 +95,8 @@ pub(crate) struct HostEnd {
     pub(crate) name: String,
     /// The source addresses that may leave there.
     pub(crate) sources: Sources,
+    /// The limits of its class.
+    pub(crate) bounds: Bounds,
 }
 
 /// All containers.
@@ -101,6 +108,7 @@ pub(crate) struct Containers {
     /// By the index of the host's end.
     turns: Mutex<HashMap<u32, Weak<Mutex<()>>>>,
     unwritten: Mutex<Seldom>,
+    limits: Arc<Limits>,
 }
 
 #[derive(Debug)]
@@ -137,6 +145,7 @@ impl Containers {
         config: &Config,
         state: StateFile,
         journal: &Arc<Journal>,
+        limits: &Arc<Limits>,
     ) -> io::Result<Self> {
         let namespaces = Namespaces::open()?;
         let inner = Inner {
@@ -152,6 +161,7 @@ impl Containers {
             inner: Mutex::new(inner),
             turns: Mutex::default(),
             unwritten: Mutex::default(),
+            limits: Arc::clone(limits),
         })
     }
 
@@ -162,7 +172,9 @@ impl Containers {
 
     /// Puts another one in force, for later requests.
     pub(crate) fn configure(&self, config: Config) {
+        self.limits.set_rate(config.requests_per_second);
         *self.config.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
+        self.classify(&self.lock());
     }
 
     /// Looks for the host's end of a container's interface, and the addresses that may leave there.
@@ -170,7 +182,8 @@ impl Containers {
     /// # Errors
     /// The refusal to send.
     pub(crate) fn find(&self, namespace: &Namespace, hints: Hints<'_>) -> Result<Found, Refused> {
-        let rule = self.config().self_administered;
+        let config = self.config();
+        let rule = config.self_administered;
         if hints.is_administered_by_itself && rule == SelfAdministered::Refuse {
             let reason = "your container may change its own addresses";
             let hint = "run it without CAP_NET_ADMIN, or see self_administered in agent.toml";
@@ -181,18 +194,18 @@ impl Containers {
         let follows = !hints.is_administered_by_itself || rule == SelfAdministered::Follow;
         let (own, host) = ends(&mut inner.namespaces, id, hints.interface)?;
         let of = (namespace.inode(), hints.about, hints.called);
-        let end = inner.found(id, of, follows, (&own, host))?;
+        let end = inner.found(&config, (id, follows), of, (&own, host))?;
         // An engine that adds an interface says nothing of those that the container has already.
         let of = (of.0, hints.about.filter(|about| about.interface.is_none()), of.2);
         // A port can send from each interface of its namespace.
         let all = inner.namespaces.links(Some(id)).map_err(|e| failed("list", &e))?;
-        let accepts = self.config().other_ways_out == OtherWaysOut::Accept;
+        let accepts = config.other_ways_out == OtherWaysOut::Accept;
         let (mut others, mut unguarded) = (Vec::new(), Unguarded::new());
         for link in all.iter().filter(|link| link.index != own.index) {
             match way_out(&mut inner.namespaces, id, link) {
                 WayOut::None => {}
                 WayOut::HostEnd(host) => {
-                    others.push(inner.found(id, of, follows, (link, host))?);
+                    others.push(inner.found(&config, (id, follows), of, (link, host))?);
                 }
                 WayOut::Unguarded if accepts => {
                     unguarded.insert(link.index, link.name.clone());
@@ -273,87 +286,6 @@ impl Containers {
         turn
     }
 
-    /// Acts on announcements of the kernel.
-    pub(crate) fn hear(&self, heard: &BTreeSet<HeardOf>) {
-        let mut inner = self.lock();
-        let mut lost = Vec::new();
-        let indices: Vec<u32> = inner.containers.keys().copied().collect();
-        for index in indices {
-            let Some(container) = inner.containers.get(&index) else { continue };
-            let (namespace, interface) = container.peer;
-            let concerns = heard.contains(&HeardOf::Anything)
-                || heard.contains(&HeardOf::HostEnd(index))
-                || heard.contains(&HeardOf::Elsewhere(namespace, interface));
-            if concerns && !inner.follow(index) {
-                lost.push(index);
-            }
-        }
-        self.guard_late(&mut inner, heard);
-        let lost: Vec<_> = lost.iter().filter_map(|index| inner.containers.remove(index)).collect();
-        for container in &lost {
-            let Container { namespace, ports, .. } = container;
-            if inner.journal.permits(Share::Container(*namespace), Level::INFO, Instant::now()) {
-                let container = container.label();
-                tracing::info!(container, namespace, ports = ports.len(), "ended");
-            }
-        }
-        if !lost.is_empty() {
-            self.write(&inner);
-        }
-        drop(inner);
-        drop(lost);
-    }
-
-    /// Guards interfaces that came to a container after its ports.
-    fn guard_late(&self, inner: &mut Inner, heard: &BTreeSet<HeardOf>) {
-        for of in heard {
-            let HeardOf::Elsewhere(id, index) = *of else { continue };
-            let mut known = inner.containers.values().filter(|container| container.peer.0 == id);
-            let Some(first) = known.next() else { continue };
-            let (namespace, follows) = (first.namespace, first.fixed.is_none());
-            let called = first.called.clone();
-            if first.peer.1 == index || known.any(|container| container.peer.1 == index) {
-                continue;
-            }
-            let Ok(link) = inner.namespaces.link(Some(id), index) else {
-                inner.lost_unguarded(id, index);
-                continue;
-            };
-            match way_out(&mut inner.namespaces, id, &link) {
-                WayOut::None => {}
-                WayOut::HostEnd(host) => {
-                    let found = inner.found(id, (namespace, None, None), follows, (&link, host));
-                    let Ok(FoundEnd { end, peer, fixed, interface, .. }) = found else { continue };
-                    if let Err(e) = SourceFilter::attach(end.index, &end.sources) {
-                        inner.journal.failed(namespace, &end.name, "cannot be guarded", &e);
-                        continue;
-                    }
-                    let (name, sources) = (end.name, end.sources);
-                    let (introduced, unguarded, dropped, ports) = Default::default();
-                    let container = Container {
-                        name,
-                        peer,
-                        namespace,
-                        fixed,
-                        introduced,
-                        called,
-                        unguarded,
-                        sources,
-                        dropped,
-                        ports,
-                    };
-                    tell_attached(&inner.journal, &container, &interface);
-                    inner.containers.insert(end.index, container);
-                    self.write(inner);
-                }
-                WayOut::Unguarded => {
-                    let rule = self.config().other_ways_out;
-                    inner.came_unguarded(id, (index, &link.name), rule);
-                }
-            }
-        }
-    }
-
     /// Counts the forged frames that were dropped since the last call. Returns the network
     /// namespaces of all containers.
     pub(crate) fn count_forged(&self) -> BTreeSet<u64> {
@@ -395,6 +327,7 @@ impl Containers {
                 tracing::error!("the state cannot be written: {error}");
             }
         }
+        self.classify(inner);
         steps::reached("state written");
     }
 }
@@ -403,9 +336,9 @@ impl Inner {
     /// A host's end, with the addresses that may leave there.
     fn found(
         &mut self,
-        id: NsId,
+        config: &Config,
+        (id, follows): (NsId, bool),
         (namespace, about, called): (u64, Option<&About>, Option<&Called>),
-        follows: bool,
         (own, host): (&HostLink, HostLink),
     ) -> Result<FoundEnd, Refused> {
         let now = sources_of(&mut self.namespaces, id, own);
@@ -429,7 +362,11 @@ impl Inner {
             Some(_) | None => (!follows).then(|| given.unwrap_or_else(|| now.clone())),
         };
         let sources = fixed.clone().unwrap_or(now);
-        let end = HostEnd { index: host.index, name: host.name, sources };
+        let bounds = {
+            let known = (introduced.as_ref(), called.as_ref());
+            config.bounds(&subject(&host.name, known, &sources))?
+        };
+        let end = HostEnd { index: host.index, name: host.name, sources, bounds };
         let interface = own.name.clone();
         Ok(FoundEnd { end, peer, namespace, fixed, introduced, called, interface })
     }
@@ -484,27 +421,6 @@ impl Inner {
             }
         }
         true
-    }
-}
-
-/// The subject of an announcement about a container.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum HeardOf {
-    /// The host's end of one.
-    HostEnd(u32),
-    /// The interface of one, in its namespace.
-    Elsewhere(NsId, u32),
-    /// Any of them.
-    Anything,
-}
-
-impl From<Heard> for HeardOf {
-    fn from(heard: Heard) -> Self {
-        match heard {
-            Heard::Link(index) | Heard::LinkGone(index) => Self::HostEnd(index),
-            Heard::Elsewhere(namespace, index) => Self::Elsewhere(namespace, index),
-            Heard::Anything => Self::Anything,
-        }
     }
 }
 

@@ -14,6 +14,8 @@ use crate::error::AgentError;
 const STATE_BYTES_MAX: u64 = 1 << 20;
 /// The annotation in which podman and CRI-O name themselves.
 const MANAGER: &str = "io.container.manager";
+/// The annotation that names the container's class.
+const CLASS: &str = "dev.rocinante.class";
 
 /// The fields of a container's state (OCI runtime specification) that the hook needs.
 #[derive(Debug, Deserialize)]
@@ -45,11 +47,13 @@ pub(crate) fn about(state: impl Read) -> Result<About, AgentError> {
         return Err(AgentError::new("the container's state names no process", hint));
     }
     let engine = state.annotations.get(MANAGER).map_or("oci", String::as_str).to_owned();
-    if state.id.len().max(engine.len()) > CALLED_MAX {
+    let class = state.annotations.get(CLASS).cloned();
+    let longest = class.as_ref().map_or(0, String::len).max(engine.len()).max(state.id.len());
+    if longest > CALLED_MAX {
         return Err(AgentError::new("the container's state: its names are too long", hint));
     }
     let namespace = format!("/proc/{}/ns/net", state.pid).into();
-    Ok(About { namespace, interface: None, id: state.id, engine })
+    Ok(About { namespace, interface: None, id: state.id, engine, class })
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@
 mod asker;
 mod called;
 mod caller;
+mod class;
 mod closers;
 mod config;
 mod containers;
@@ -39,6 +40,7 @@ mod steps;
 mod tally;
 mod waits;
 
+pub use class::{Class, Handed};
 pub use config::{Config, OtherWaysOut, SelfAdministered};
 pub use control::{release, status};
 pub use error::AgentError;

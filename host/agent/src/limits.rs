@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Mutex as Lane, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
@@ -77,9 +77,11 @@ pub(crate) struct Limits {
     turns: Turns<Share>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Inner {
     per_second: u32,
+    /// Of the shares that have another rate.
+    others: HashMap<Share, u32>,
     containers: HashMap<Share, Container>,
     at_once: usize,
 }
@@ -101,20 +103,29 @@ pub(crate) struct Permit {
 
 impl Limits {
     pub(crate) fn new(per_second: u32) -> Self {
-        let inner = Inner { per_second, containers: HashMap::new(), at_once: 0 };
+        let inner = Inner { per_second, ..Inner::default() };
         Self { inner: Mutex::new(inner), turns: Turns::new(WORKED_MAX) }
     }
 
     /// Changes the rate of each share.
     pub(crate) fn set_rate(&self, per_second: u32) {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner).per_second = per_second;
+        self.lock().per_second = per_second;
+    }
+
+    /// Gives these shares rates of their own, and no others.
+    pub(crate) fn set_others(&self, others: HashMap<Share, u32>) {
+        self.lock().others = others;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets a request of a share in, unless too many are there.
     pub(crate) fn enter(self: &Arc<Self>, share: Share, now: Instant) -> Option<Permit> {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let Inner { per_second, containers, at_once } = &mut *inner;
-        let full = f64::from(*per_second);
+        let mut inner = self.lock();
+        let full = inner.full(share);
+        let Inner { containers, at_once, .. } = &mut *inner;
         if *at_once >= ALL_AT_ONCE_MAX {
             return None;
         }
@@ -136,11 +147,18 @@ impl Limits {
     }
 }
 
+impl Inner {
+    /// The requests of a share in a second.
+    fn full(&self, share: Share) -> f64 {
+        f64::from(self.others.get(&share).copied().unwrap_or(self.per_second))
+    }
+}
+
 impl Permit {
     /// Whether the share has not asked too often. Then this counts as one time more.
     pub(crate) fn counts(&self, now: Instant) -> bool {
-        let mut inner = self.limits.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let full = f64::from(inner.per_second);
+        let mut inner = self.limits.lock();
+        let full = inner.full(self.share);
         let Some(of) = inner.containers.get_mut(&self.share) else { return false };
         let passed = now.saturating_duration_since(of.since).as_secs_f64();
         of.tokens = (of.tokens + passed * full).min(full);
@@ -164,7 +182,7 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut inner = self.limits.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.limits.lock();
         inner.at_once -= 1;
         if let Some(container) = inner.containers.get_mut(&self.share) {
             container.at_once -= 1;
@@ -211,6 +229,19 @@ mod tests {
         assert_eq!((asked(0), asked(1)), (0, 40));
         limits.set_rate(2);
         assert_eq!(asked(60), 2);
+    }
+
+    #[test]
+    fn a_container_may_have_a_rate_of_its_own() {
+        let (limits, now) = (Arc::new(Limits::new(10)), Instant::now());
+        let asked = |of: u64, at: u64| {
+            let at = now + Duration::from_secs(at);
+            (0..100).filter(|_| asks(&limits, of, at)).count()
+        };
+        limits.set_others([(Share::Container(1), 3), (Share::Container(2), 40)].into());
+        assert_eq!([asked(1, 0), asked(2, 0), asked(3, 0)], [3, 40, 10]);
+        limits.set_others([(Share::Container(2), 5)].into());
+        assert_eq!([asked(1, 60), asked(2, 60), asked(3, 60)], [10, 5, 10]);
     }
 
     /// Pauses that are no multiple of a request's time, and shorter than it.

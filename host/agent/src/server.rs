@@ -139,14 +139,15 @@ fn start(config: &Config, file: Option<&Path>) -> Result<(), AgentError> {
     let listeners = Listeners { ports, guards, control };
     rights::drop_others()?;
     let no_netlink = |e| AgentError::os("cannot open rtnetlink", &e, "it needs Linux 4.20");
-    let containers = Containers::new(config, state, &journal).map_err(no_netlink)?;
+    let limits = Arc::new(Limits::new(config.requests_per_second));
+    let containers = Containers::new(config, state, &journal, &limits).map_err(no_netlink)?;
     let agent = Arc::new(Agent {
         own,
         ends: Ends::new().map_err(no_netlink)?,
         closers,
         containers,
         journal,
-        limits: Arc::new(Limits::new(config.requests_per_second)),
+        limits,
         searches: Turns::new(SEARCHES_MAX),
         guards: kept,
         file,
@@ -416,7 +417,6 @@ impl Agent {
         };
         let (kept, changed) = (fresh.keep(&old), fresh.differences(&old));
         log::set_level(fresh.log);
-        self.limits.set_rate(fresh.requests_per_second);
         if let Some(guards) = &self.guards {
             guards.set_rate(fresh.requests_per_second);
         }

@@ -66,6 +66,9 @@ pub(crate) struct Fixed {
 pub(crate) struct Introduced {
     #[serde(flatten)]
     pub(crate) called: Called,
+    /// The class that the engine named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) class: Option<String>,
     /// The addresses that the engine gave it.
     pub(crate) given: Fixed,
 }
@@ -201,7 +204,8 @@ mod tests {
         ];
         let given = fixed.clone();
         let called = Called { id: "0123".into(), engine: "libpod".into() };
-        let introduced = Introduced { called: called.clone(), given };
+        let class = Some("gold".into());
+        let introduced = Introduced { called: called.clone(), class, given };
         Known {
             host_end,
             interface: 2,

@@ -4,7 +4,8 @@
 //! container may change them.
 //!
 //! Keys of its configuration: `control`, the path of the agent's control socket; `required`
-//! (true), whether a container that the agent does not serve is to fail.
+//! (true), whether a container that the agent does not serve is to fail; `class`, the name of the
+//! container's class in the agent's configuration.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -25,6 +26,7 @@ struct Chained;
 struct Options {
     control: PathBuf,
     required: bool,
+    class: Option<String>,
 }
 
 impl Options {
@@ -40,18 +42,23 @@ impl Options {
             None => true,
             Some(required) => required.as_bool().ok_or_else(|| wrong("required", "boolean"))?,
         };
-        Ok(Self { control, required })
+        let class = match own.get("class") {
+            None => None,
+            Some(name) => Some(name.as_str().ok_or_else(|| wrong("class", "string"))?.to_owned()),
+        };
+        Ok(Self { control, required, class })
     }
 }
 
 /// The container of an operation, for the agent.
-fn about(args: &Args) -> Result<About, Error> {
+fn about(args: &Args, options: &Options) -> Result<About, Error> {
     let missing = |name: &str| Error::InvalidEnvValue(format!("{name} is missing"));
     Ok(About {
         namespace: args.netns().ok_or_else(|| missing("CNI_NETNS"))?.clone(),
         interface: Some(args.ifname().ok_or_else(|| missing("CNI_IFNAME"))?.to_string()),
         id: args.container_id().ok_or_else(|| missing("CNI_CONTAINERID"))?.to_string(),
         engine: "cni".to_owned(),
+        class: options.class.clone(),
     })
 }
 
@@ -70,7 +77,7 @@ impl Cni for Chained {
             let reason = "prevResult is missing: the plugin stands behind one that makes a network";
             return Err(Error::InvalidNetworkConfig(reason.to_owned()));
         };
-        let failed = match control::introduce(&options.control, &about(&args)?) {
+        let failed = match control::introduce(&options.control, &about(&args, &options)?) {
             Ok(Some(_)) => return Ok(before),
             Ok(None) => Error::TryAgainLater(no_agent(&options.control)),
             Err(error) => refused(&error),
@@ -89,7 +96,7 @@ impl Cni for Chained {
 
     fn check(&self, args: Args) -> Result<(), Error> {
         let options = Options::of(&args)?;
-        match control::is_introduced(&options.control, &about(&args)?) {
+        match control::is_introduced(&options.control, &about(&args, &options)?) {
             Ok(Some(_)) => Ok(()),
             _ if !options.required => Ok(()),
             Ok(None) => Err(Error::TryAgainLater(no_agent(&options.control))),

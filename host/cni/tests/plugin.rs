@@ -124,6 +124,16 @@ fn an_interface_is_introduced_and_the_result_before_is_passed_on() {
 }
 
 #[test]
+fn a_class_is_handed_on() {
+    let place = Place::new("class");
+    let mut config = place.config("1.1.0");
+    config["class"] = "gold".into();
+    let agent = place.agent(KNOWN);
+    assert!(call("ADD", &ALL, &config.to_string()).0);
+    assert_eq!(agent.join().expect("an agent")["about"]["class"], "gold");
+}
+
+#[test]
 fn without_an_agent_a_container_waits_unless_that_is_not_required() {
     // Its socket is there, and nothing listens: it was killed.
     let place = Place::new("none");
@@ -345,6 +355,8 @@ fn bad_input_has_the_code_of_the_specification() {
         ("ADD", &ALL, alone.to_string(), 7),
         ("ADD", &ALL, with("control", 7.into()), 7),
         ("ADD", &ALL, with("required", "yes".into()), 7),
+        ("ADD", &ALL, with("class", 7.into()), 7),
+        ("CHECK", &ALL, with("class", json!(["gold"])), 7),
         ("STATUS", &[], with("control", Value::Null), 7),
         ("ADD", &ALL, with("cniVersion", "0.2.0".into()), 1),
         ("ADD", &ALL, with("cniVersion", "9.0.0".into()), 1),

@@ -15,7 +15,7 @@ impl About {
     /// To be kept, with the addresses of now.
     pub(super) fn introduced(&self, now: &Sources) -> Introduced {
         let called = Called { id: self.id.clone(), engine: self.engine.clone() };
-        Introduced { called, given: now.into() }
+        Introduced { called, class: self.class.clone(), given: now.into() }
     }
 }
 

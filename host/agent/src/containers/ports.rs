@@ -125,6 +125,13 @@ impl Containers {
             let hint = "see self_administered in agent.toml";
             return Err(Refused::new(Code::Interface, reason, hint));
         }
+        let bounds = &end.bounds;
+        if !bounds.has(request.backend) {
+            let (class, backend) = (&bounds.class, request.backend);
+            let reason = format!("containers of the class {class:?} get no port of {backend}");
+            let hint = "see [[class]] in agent.toml, or choose another --netdev";
+            return Err(Refused::new(Code::Forbidden, reason, hint));
+        }
         let config = self.config();
         let mut inner = self.lock();
         let has_xdp = |container: &super::Container| container.ports.values().any(Port::is_xdp);
@@ -137,20 +144,23 @@ impl Containers {
         let mut others = inner.in_use();
         let own = others.remove(&end.index).unwrap_or_default();
         let busy = |reason| {
-            let hint = "close ports, or see ports_max and ring_mib_max in agent.toml";
+            let class = &bounds.class;
+            let hint = format!(
+                "close ports, or see ports_max and ring_mib_max of the class {class:?} in agent.toml"
+            );
             Err(Refused::new(Code::Busy, reason, hint))
         };
-        if own.ports + request.shards.count > config.ports_max {
+        if own.ports + request.shards.count > bounds.ports_max {
             return busy(format!("your container has {} ports already", own.ports));
         }
         let others: Vec<usize> = others.values().map(|taken| taken.bytes).collect();
-        let allowed = Memory::new(&config).allowed(own.bytes, &others);
+        let allowed = Memory::new(&config, bounds).allowed(own.bytes, &others);
         let Some(limits) = GiveLimits::within(allowed.fair, allowed.most, request) else {
             let all = (own.bytes + others.iter().sum::<usize>()) >> 20;
             let own = own.bytes >> 20;
             return busy(format!("your container's ports have {own} MiB already, all have {all}"));
         };
-        let ring_frames_max = limits.ring_frames_max.min(config.ring_frames_max);
+        let ring_frames_max = limits.ring_frames_max.min(bounds.ring_frames_max);
         let limits = GiveLimits { ring_frames_max, ..limits };
         let bytes = limits.memory_bytes(request);
         let taken = Taken { ports: request.shards.count, bytes };
@@ -230,7 +240,8 @@ mod tests {
 
     use super::*;
     use crate::config::Config;
-    use crate::containers::Container;
+    use crate::containers::{Container, subject};
+    use crate::limits::Limits;
     use crate::state::StateFile;
 
     /// An agent with containers at the ends 3 and 4.
@@ -249,16 +260,20 @@ mod tests {
         ["10.0.0.2", "fe80::2"].map(|own| own.parse().expect("an address"))
     }
 
-    fn end(index: u32) -> HostEnd {
+    fn end(index: u32, config: &Config) -> HostEnd {
         let sources = Sources { mac: [2; 6], addresses: addresses().into() };
-        HostEnd { index, name: format!("end{index}"), sources }
+        let name = format!("end{index}");
+        let bounds = config.bounds(&subject(&name, (None, None), &sources)).expect("a class");
+        HostEnd { index, name, sources, bounds }
     }
 
     impl World {
         fn new(name: &str, config: &Config) -> Self {
             let state = std::env::temp_dir().join(format!("agent-{name}-{}", std::process::id()));
             let file = StateFile::open(&state.join("state.json"), 7).expect("a state");
-            let containers = Containers::new(config, file, &Arc::default()).expect("rtnetlink");
+            let limits = Arc::new(Limits::new(1));
+            let containers = Containers::new(config, file, &Arc::default(), &limits);
+            let containers = containers.expect("rtnetlink");
             let world = Self { containers, state };
             [3, 4].into_iter().for_each(|index| world.comes(index));
             world
@@ -281,7 +296,8 @@ mod tests {
         }
 
         fn reserve(&self, index: u32, request: &Request) -> Result<Room<'_>, Refused> {
-            self.containers.reserve(&end(index), request).map(|(room, _)| room)
+            let end = end(index, &self.containers.config());
+            self.containers.reserve(&end, request).map(|(room, _)| room)
         }
 
         /// Every room that exists for such requests, and the refusal of the next.
@@ -460,6 +476,40 @@ mod tests {
         assert_eq!(world.containers.totals().ports, 1);
         assert_eq!(release(&name, true), [Reply::Released { name }]);
         assert_eq!(world.containers.totals(), crate::containers::Totals::default());
+    }
+
+    /// Two containers in two classes, and the same ones in others from then on.
+    #[test]
+    fn each_container_has_the_limits_of_its_class() {
+        let class = |text: &str| toml::from_str::<Config>(text).expect("a configuration");
+        let config = class(
+            "ports_max = 5\n\
+             [[class]]\nname = \"few\"\ncontainers = [\"end3\"]\nports_max = 2\nring_frames_max = 15\n\
+             [[class]]\nname = \"small\"\ncontainers = [\"end4\"]\nring_mib_max = 3\nbackends = [\"packet\"]",
+        );
+        let world = World::new("classes", &config);
+        world.comes(5);
+        let rooms = [3, 4, 5].map(|end| world.all(end, &request(1)));
+        assert_eq!(rooms.each_ref().map(|(rooms, _)| rooms.len()), [2, 3, 5]);
+        for ((_, refused), class) in rooms.iter().zip(["few", "small", "default"]) {
+            assert!(refused.hint.contains(&format!("of the class {class:?}")), "{refused:?}");
+        }
+        let frames = |end_of: u32| {
+            let request = Request { ring_frames: Some(120), ..request(1) };
+            let end = end(end_of, &world.containers.config());
+            Some(world.containers.reserve(&end, &request).ok()?.1.ring_frames_max)
+        };
+        drop(rooms);
+        assert_eq!((frames(3), frames(5) >= Some(120)), (Some(15), true));
+        let xdp = Request { backend: Backend::Xdp, ring_frames: None, ..request(1) };
+        let refused = world.reserve(4, &xdp).expect_err("packet alone");
+        assert_eq!(refused.code, Code::Forbidden);
+        assert!(refused.reason.contains("\"small\"") && refused.reason.contains("afxdp"));
+        drop(world.reserve(3, &xdp).expect("each backend"));
+        let held = world.all(5, &request(1)).0;
+        world.containers.configure(class("[[class]]\nname = \"default\"\nports_max = 6"));
+        assert_eq!(world.all(3, &request(1)).0.len(), 6);
+        assert_eq!(world.all(5, &request(1)).0.len(), 6 - held.len());
     }
 
     #[test]

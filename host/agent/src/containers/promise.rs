@@ -8,6 +8,7 @@
 //! all that ask for the same get the same, and a container that asks without end takes nothing that
 //! another one is promised.
 
+use crate::class::Bounds;
 use crate::config::Config;
 
 /// A request takes no more of the memory beyond a promise than one part in this many. More: later
@@ -35,10 +36,10 @@ pub(super) struct Allowed {
 }
 
 impl Memory {
-    pub(super) fn new(config: &Config) -> Self {
+    pub(super) fn new(config: &Config, bounds: &Bounds) -> Self {
         Self {
             total: config.ring_bytes_total(),
-            own_max: config.ring_mib_max << 20,
+            own_max: bounds.ring_mib_max << 20,
             expected: config.containers_expected,
         }
     }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::ports::Port;
 use super::{Container, Containers};
 use crate::called::Called;
+use crate::config::Config;
 use crate::control::{ContainerStatus, PortStatus};
 use crate::host::{ADDRESSES_MAX, Reason, SourceFilter};
 use crate::limits::Share;
@@ -36,10 +37,11 @@ impl Containers {
     /// The containers, or the one with this host's end.
     pub(crate) fn report(&self, name: Option<&str>) -> Vec<ContainerStatus> {
         let inner = self.lock();
+        let config = self.config();
         let wanted = inner.containers.iter();
         let wanted = wanted.filter(|(_, it)| name.is_none_or(|name| it.is_called(name)));
         let reports = wanted.map(|(end, container)| {
-            let mut report = container.report();
+            let mut report = container.report(&config);
             report.requests = inner.journal.requests(Some(Share::Container(container.namespace)));
             (*end, report)
         });
@@ -77,7 +79,7 @@ impl Container {
         }
     }
 
-    fn report(&self) -> ContainerStatus {
+    fn report(&self, config: &Config) -> ContainerStatus {
         let mut ports = BTreeMap::<&str, PortStatus>::new();
         for port in self.ports.values() {
             let backend = port.backend();
@@ -92,6 +94,7 @@ impl Container {
             name: self.name.clone(),
             id: self.called().map(|it| it.id.clone()),
             engine: self.called().map(|it| it.engine.clone()),
+            class: self.class(config),
             namespace: self.namespace,
             interface: self.peer.1,
             mac: mac.join(":"),

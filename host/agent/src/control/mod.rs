@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::class::Bounds;
+
 pub use self::client::{introduce, is_introduced, release, runs, status};
 
 /// The version of these messages.
@@ -59,6 +61,9 @@ pub struct About {
     pub id: String,
     /// The engine, or the way by which it says so.
     pub engine: String,
+    /// The class that it is to have, of those that are configured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class: Option<String>,
 }
 
 /// What to do.
@@ -130,6 +135,8 @@ pub(crate) struct ContainerStatus {
     pub(crate) id: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) engine: Option<String>,
+    /// Its class with the limits; the name alone of one that is not configured any more.
+    pub(crate) class: ClassStatus,
     /// The inode of its network namespace; 0 until it asks an agent that did not find it.
     pub(crate) namespace: u64,
     /// The index of its interface there.
@@ -147,6 +154,19 @@ pub(crate) struct ContainerStatus {
     pub(crate) dropped: BTreeMap<String, u64>,
     /// Those of its network namespace.
     pub(crate) requests: Requests,
+}
+
+/// A class.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum ClassStatus {
+    /// With the limits.
+    Of(Bounds),
+    /// One that an engine named, and that has gone from the configuration.
+    Gone {
+        /// Its name.
+        name: String,
+    },
 }
 
 /// The ports of a backend.
@@ -190,7 +210,10 @@ impl Request {
         if request.version != VERSION {
             return Err(format!("the agent speaks version {VERSION}, not {}", request.version));
         }
-        let names = request.about.iter().flat_map(|about| [&about.id, &about.engine]);
+        let names = request
+            .about
+            .iter()
+            .flat_map(|about| [&about.id, &about.engine].into_iter().chain(&about.class));
         if names.into_iter().any(|name| name.len() > CALLED_MAX) {
             return Err("the container's name is too long".to_owned());
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::{AgentStatus, ContainerStatus, Requests};
+use super::{AgentStatus, ClassStatus, ContainerStatus, Requests};
 
 /// The agent and its containers, each in a few lines.
 pub(super) fn status(agent: &AgentStatus, containers: &[ContainerStatus]) -> String {
@@ -24,6 +24,12 @@ pub(super) fn status(agent: &AgentStatus, containers: &[ContainerStatus]) -> Str
         if let (Some(id), Some(engine)) = (&container.id, &container.engine) {
             let _ = writeln!(out, "  container: {id:?} of {engine:?}");
         }
+        let _ = match &container.class {
+            ClassStatus::Of(bounds) => writeln!(out, "  class: {:?}", bounds.class),
+            ClassStatus::Gone { name } => {
+                writeln!(out, "  class: {name:?}, which is not configured: it gets no port")
+            }
+        };
         let addresses: Vec<String> = container.addresses.iter().map(ToString::to_string).collect();
         let _ = writeln!(out, "  addresses: {}", or_none(&addresses.join(" ")));
         if !container.other_ways_out.is_empty() {
@@ -107,6 +113,7 @@ mod tests {
             name: "veth0\n".into(),
             id: None,
             engine: None,
+            class: ClassStatus::Gone { name: "go\"ld".into() },
             namespace: 4711,
             interface: 2,
             mac: "02:00:00:00:00:01".into(),
@@ -122,14 +129,24 @@ mod tests {
                      middle, 20.0 of 99 %, 30.0 at most, 2.0 in the mean\n";
         let first = "rocinante-agent 1.2.3, for 3 h 1 min: 1 containers, 2 ports, 1.5 MiB\n";
         let second = "\n\"veth0\\n\": net:[4711], interface 2, 02:00:00:00:00:01, addresses fixed\n  \
+                      class: \"go\\\"ld\", which is not configured: it gets no port\n  \
                       addresses: 10.0.0.1 fd00::1\n  other ways out: \"net1\" \"a\\n\"\n  \
                       ports: 2 packet with 360 slots, 1.5 MiB\n  \
                       dropped frames: ipv4 7\n";
         assert_eq!(said, format!("{first}{asked}{second}{asked}"));
+        let bounds = crate::config::Config::default().bounds(&crate::class::Subject {
+            end: "veth0",
+            id: None,
+            engine: None,
+            addresses: &Default::default(),
+            class: None,
+        });
+        container.class = ClassStatus::Of(bounds.expect("the default"));
         container.ports.clear();
         container.dropped.clear();
         container.requests = Requests::default();
         let said = status(&agent, &[container]);
+        assert!(said.contains("  class: \"default\"\n"), "{said}");
         let nothing = "  ports: none\n  dropped frames: none\n  requests: 0 granted, 0 hung up, 0 \
                        refused\n";
         assert!(said.ends_with(nothing), "{said}");

@@ -125,6 +125,7 @@ fn each_container_has_the_name_of_its_control_group() {
         interface: None,
         id: "c0ffee0".into(),
         engine: "test".into(),
+        class: None,
     };
     control::introduce(&host.control(), &about).expect("served");
     askers[0].granted(host.addresses(0)[0]);

@@ -11,24 +11,29 @@ use crate::asker::{As, Asker, eventually};
 use crate::lab::{Host, host_or_skip};
 
 /// An engine's word about a container of the lab.
-fn about(host: &Host, container: usize) -> About {
+pub(crate) fn about(host: &Host, container: usize) -> About {
     About {
         namespace: host.container(container).netns().path().into(),
         interface: Some("eth0".into()),
         id: format!("c0ffee{container}"),
         engine: "test".into(),
+        class: None,
     }
 }
 
 /// The result of the hook for a process, and its words.
-fn hook(host: &Host, pid: u32, more: &[&str]) -> (bool, String) {
+pub(crate) fn hook(host: &Host, pid: u32, more: &[&str]) -> (bool, String) {
+    hook_with(host, pid, r#"{"io.container.manager": "libpod"}"#, more)
+}
+
+/// As [`hook`], of a container with these annotations.
+pub(crate) fn hook_with(host: &Host, pid: u32, annotations: &str, more: &[&str]) -> (bool, String) {
     let mut hook = Command::new(host.command().get_program());
     hook.arg("hook").arg("--config").arg(host.dir().join("agent.toml")).args(more);
     hook.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = hook.spawn().expect("the hook");
-    let manager = r#"{"io.container.manager": "libpod"}"#;
     let state = format!(
-        r#"{{"ociVersion": "1.0.2", "id": "c0ffee0", "pid": {pid}, "annotations": {manager}}}"#
+        r#"{{"ociVersion": "1.0.2", "id": "c0ffee0", "pid": {pid}, "annotations": {annotations}}}"#
     );
     child.stdin.take().expect("a pipe").write_all(state.as_bytes()).expect("written");
     let done = child.wait_with_output().expect("it ends");

@@ -9,7 +9,7 @@ use crate::asker::{As, Asker, SOON, eventually};
 use crate::lab::{Host, host_or_skip};
 
 /// Changes the configuration, has it read, and returns the notes to the service manager.
-fn reload(host: &Host, options: &str) -> [String; 2] {
+pub(crate) fn reload(host: &Host, options: &str) -> [String; 2] {
     let (socket, state) = (host.socket(), host.state());
     let text = format!("socket = {socket:?}\nstate = {state:?}\n{options}");
     fs::write(host.config(), text).expect("written");

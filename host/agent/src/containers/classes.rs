@@ -1,0 +1,57 @@
+//! The classes of containers.
+
+use std::collections::HashMap;
+
+use super::{Container, Containers, Inner};
+use crate::called::Called;
+use crate::class::Subject;
+use crate::config::Config;
+use crate::control::ClassStatus;
+use crate::host::Sources;
+use crate::limits::Share;
+use crate::state::Introduced;
+
+/// The facts that decide a class.
+pub(super) fn subject<'a>(
+    end: &'a str,
+    (introduced, called): (Option<&'a Introduced>, Option<&'a Called>),
+    sources: &'a Sources,
+) -> Subject<'a> {
+    let called = introduced.map(|it| &it.called).or(called);
+    Subject {
+        end,
+        id: called.map(|it| it.id.as_str()),
+        engine: called.map(|it| it.engine.as_str()),
+        addresses: &sources.addresses,
+        class: introduced.and_then(|it| it.class.as_deref()),
+    }
+}
+
+impl Container {
+    /// Its class in this configuration.
+    pub(super) fn class(&self, config: &Config) -> ClassStatus {
+        let of =
+            subject(&self.name, (self.introduced.as_ref(), self.called.as_ref()), &self.sources);
+        match config.bounds(&of) {
+            Ok(bounds) => ClassStatus::Of(bounds),
+            Err(_) => ClassStatus::Gone { name: of.class.unwrap_or_default().to_owned() },
+        }
+    }
+}
+
+impl Containers {
+    /// Has each container asked no more often than its class may: with several ends on the host as
+    /// often as the strictest.
+    pub(super) fn classify(&self, inner: &Inner) {
+        let config = self.config();
+        let mut others = HashMap::new();
+        let all = inner.containers.values().filter(|_| !config.classes.is_empty());
+        for container in all {
+            let ClassStatus::Of(bounds) = container.class(&config) else { continue };
+            let rate = others.entry(Share::Container(container.namespace));
+            let rate = rate.or_insert(bounds.requests_per_second);
+            *rate = bounds.requests_per_second.min(*rate);
+        }
+        self.limits.set_others(others);
+    }
+}

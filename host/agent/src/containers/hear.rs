@@ -1,0 +1,120 @@
+//! The kernel's announcements about containers.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use tracing::Level;
+
+use super::{Container, Containers, FoundEnd, Inner, tell_attached};
+use crate::host::{Heard, NsId, SourceFilter};
+use crate::limits::Share;
+use crate::links::{WayOut, way_out};
+
+/// The subject of an announcement about a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum HeardOf {
+    /// The host's end of one.
+    HostEnd(u32),
+    /// The interface of one, in its namespace.
+    Elsewhere(NsId, u32),
+    /// Any of them.
+    Anything,
+}
+
+impl From<Heard> for HeardOf {
+    fn from(heard: Heard) -> Self {
+        match heard {
+            Heard::Link(index) | Heard::LinkGone(index) => Self::HostEnd(index),
+            Heard::Elsewhere(namespace, index) => Self::Elsewhere(namespace, index),
+            Heard::Anything => Self::Anything,
+        }
+    }
+}
+
+impl Containers {
+    /// Acts on announcements of the kernel.
+    pub(crate) fn hear(&self, heard: &BTreeSet<HeardOf>) {
+        let mut inner = self.lock();
+        let mut lost = Vec::new();
+        let indices: Vec<u32> = inner.containers.keys().copied().collect();
+        for index in indices {
+            let Some(container) = inner.containers.get(&index) else { continue };
+            let (namespace, interface) = container.peer;
+            let concerns = heard.contains(&HeardOf::Anything)
+                || heard.contains(&HeardOf::HostEnd(index))
+                || heard.contains(&HeardOf::Elsewhere(namespace, interface));
+            if concerns && !inner.follow(index) {
+                lost.push(index);
+            }
+        }
+        self.guard_late(&mut inner, heard);
+        let lost: Vec<_> = lost.iter().filter_map(|index| inner.containers.remove(index)).collect();
+        for container in &lost {
+            let Container { namespace, ports, .. } = container;
+            if inner.journal.permits(Share::Container(*namespace), Level::INFO, Instant::now()) {
+                let container = container.label();
+                tracing::info!(container, namespace, ports = ports.len(), "ended");
+            }
+        }
+        if lost.is_empty() {
+            // By an address that is new it may be in another.
+            self.classify(&inner);
+        } else {
+            self.write(&inner);
+        }
+        drop(inner);
+        drop(lost);
+    }
+
+    /// Guards interfaces that came to a container after its ports.
+    fn guard_late(&self, inner: &mut Inner, heard: &BTreeSet<HeardOf>) {
+        let config = self.config();
+        for of in heard {
+            let HeardOf::Elsewhere(id, index) = *of else { continue };
+            let mut known = inner.containers.values().filter(|container| container.peer.0 == id);
+            let Some(first) = known.next() else { continue };
+            let (namespace, follows) = (first.namespace, first.fixed.is_none());
+            let called = first.called.clone();
+            if first.peer.1 == index || known.any(|container| container.peer.1 == index) {
+                continue;
+            }
+            let Ok(link) = inner.namespaces.link(Some(id), index) else {
+                inner.lost_unguarded(id, index);
+                continue;
+            };
+            match way_out(&mut inner.namespaces, id, &link) {
+                WayOut::None => {}
+                WayOut::HostEnd(host) => {
+                    let of = (namespace, None, None);
+                    let found = inner.found(&config, (id, follows), of, (&link, host));
+                    let Ok(FoundEnd { end, peer, fixed, interface, .. }) = found else { continue };
+                    if let Err(e) = SourceFilter::attach(end.index, &end.sources) {
+                        inner.journal.failed(namespace, &end.name, "cannot be guarded", &e);
+                        continue;
+                    }
+                    let (name, sources) = (end.name, end.sources);
+                    let (introduced, unguarded, dropped, ports) = Default::default();
+                    let container = Container {
+                        name,
+                        peer,
+                        namespace,
+                        fixed,
+                        introduced,
+                        called,
+                        unguarded,
+                        sources,
+                        dropped,
+                        ports,
+                    };
+                    tell_attached(&inner.journal, &container, &interface);
+                    inner.containers.insert(end.index, container);
+                    self.write(inner);
+                }
+                WayOut::Unguarded => {
+                    let rule = self.config().other_ways_out;
+                    inner.came_unguarded(id, (index, &link.name), rule);
+                }
+            }
+        }
+    }
+}
