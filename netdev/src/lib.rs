@@ -24,6 +24,7 @@ mod udp;
 /// The kernel's objects for `rocinante-agent`. No part of the API.
 #[doc(hidden)]
 pub mod for_agent {
+    pub use crate::choose::policy::nft_at_ingress;
     pub use crate::kernel::{bpf, descriptors, namespaces, rtnl};
 }
 

@@ -9,6 +9,8 @@ use rocinante_netdev::handed::{Code, Refused};
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
+use crate::host::Rates;
+use crate::rate::Rate;
 
 /// The class of the containers that are in no other.
 pub(crate) const DEFAULT: &str = "default";
@@ -37,6 +39,10 @@ pub struct Class {
     pub ring_frames_max: Option<u32>,
     /// Likewise.
     pub requests_per_second: Option<u32>,
+    /// The rate into a container, by each of its interfaces.
+    pub ingress_rate: Option<Rate>,
+    /// The rate out of it, likewise.
+    pub egress_rate: Option<Rate>,
 }
 
 /// A backend that an agent hands over.
@@ -76,6 +82,8 @@ pub(crate) struct Bounds {
     pub(crate) ring_mib_max: usize,
     pub(crate) ring_frames_max: u32,
     pub(crate) requests_per_second: u32,
+    #[serde(flatten)]
+    pub(crate) rates: Rates,
 }
 
 impl Bounds {
@@ -115,6 +123,7 @@ impl Config {
             ring_mib_max: it.ring_mib_max.unwrap_or(self.ring_mib_max),
             ring_frames_max: it.ring_frames_max.unwrap_or(self.ring_frames_max),
             requests_per_second: it.requests_per_second.unwrap_or(self.requests_per_second),
+            rates: Rates { ingress: it.ingress_rate, egress: it.egress_rate },
         })
     }
 

@@ -227,6 +227,7 @@ mod tests {
         let Class { backends, ports_max, ring_mib_max, .. } = class;
         assert!(backends.is_some() && ports_max.is_some() && ring_mib_max.is_some());
         assert!(class.ring_frames_max.is_some() && class.requests_per_second.is_some());
+        assert!(class.ingress_rate.is_some() && class.egress_rate.is_some());
     }
 
     #[test]
@@ -299,6 +300,10 @@ mod tests {
             ("[[class]]\nname = \"a\"\nnetworks = [\"10.0.0.0/33\"]", "line 3"),
             ("[[class]]\nname = \"a\"\nnetworks = [\"10.0.0.1\"]", "line 3"),
             ("class = 7", "line 1"),
+            ("[[class]]\nname = \"a\"\negress_rate = \"0\"", "1mbit to 1tbit"),
+            ("[[class]]\nname = \"a\"\negress_rate = \"5 MB/s\"", "500mbit"),
+            ("[[class]]\nname = \"a\"\ningress_rate = 999999", "999.999kbit"),
+            ("[[class]]\nname = \"a\"\ningress_rate = true", "a rate such as"),
         ] {
             std::fs::write(&dir, text).expect("written");
             let error = Config::read(&dir).expect_err(text).to_string();

@@ -9,6 +9,7 @@ mod hear;
 mod introduce;
 mod ports;
 mod promise;
+mod rates;
 mod recover;
 mod release;
 mod report;
@@ -41,6 +42,7 @@ use self::classes::subject;
 pub(crate) use self::hear::HeardOf;
 pub(crate) use self::ports::PortId;
 use self::ports::{Port, Taken};
+use self::rates::Shaped;
 pub(crate) use self::report::Totals;
 use self::ways_out::Unguarded;
 
@@ -138,6 +140,7 @@ struct Container {
     /// Frames that were dropped, as far as the log has them.
     dropped: Drops,
     ports: BTreeMap<u64, Port>,
+    shaped: Shaped,
 }
 
 impl Containers {
@@ -246,8 +249,8 @@ impl Containers {
         let mut inner = self.lock();
         let old = inner.containers.remove(&end.index);
         let is_new = old.as_ref().is_none_or(|old| old.namespace != namespace);
-        let (ports, dropped, unguarded) =
-            old.map(|old| (old.ports, old.dropped, old.unguarded)).unwrap_or_default();
+        let (ports, dropped, unguarded, shaped) =
+            old.map(|old| (old.ports, old.dropped, old.unguarded, old.shaped)).unwrap_or_default();
         let (name, sources) = (end.name.clone(), end.sources.clone());
         let container = Container {
             name,
@@ -260,6 +263,7 @@ impl Containers {
             sources,
             dropped,
             ports,
+            shaped,
         };
         inner.journal.names(Share::Container(namespace), &container.label());
         if is_new {
@@ -274,6 +278,8 @@ impl Containers {
         }
         self.write(&inner);
         steps::reached("filter recorded");
+        drop(inner);
+        self.shape(end.index)?;
         Ok(end)
     }
 

@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::control::{self, Reply};
 use crate::error::AgentError;
 use crate::holders;
-use crate::host::{HostLink, Namespaces, NsId, SourceFilter};
+use crate::host::{HostLink, Namespaces, NsId, Shaper, SourceFilter, is_ours};
 use crate::links::{is_gone, peer_elsewhere};
 use crate::listener::remove_left;
 use crate::state::{Known, StateFile};
@@ -42,12 +42,12 @@ pub(crate) fn release(
     // All ends of a container go together.
     let mut all = BTreeMap::<(Option<NsId>, u32), Vec<HostLink>>::new();
     for link in Namespaces::open().and_then(|mut it| it.links(None)).map_err(failed)? {
-        let found = match SourceFilter::find(link.index) {
+        let found = match is_ours(&link) {
             // A kernel without tcx does not know the question, and has no program there.
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) => None,
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) => false,
             found => found.map_err(failed)?,
         };
-        if found.is_some() {
+        if found {
             let of = peer_elsewhere(&link).map(|(namespace, _)| namespace);
             let alone = if of.is_none() { link.index } else { 0 };
             all.entry((of, alone)).or_default().push(link);
@@ -68,7 +68,7 @@ pub(crate) fn release(
                 are_all_gone = false;
                 continue;
             }
-            match SourceFilter::detach_all(index) {
+            match SourceFilter::detach_all(index).and_then(|()| Shaper::open()?.clear(index)) {
                 Err(e) if !is_gone(&e) => return Err(failed(e)),
                 _ => {}
             }
@@ -78,6 +78,12 @@ pub(crate) fn release(
     }
     if name.is_some() || !are_all_gone {
         return file.write(known).map_err(|e| AgentError::os(config.state.display(), &e, hint));
+    }
+    // Of containers that have gone since the agent ended.
+    for link in Namespaces::open().and_then(|mut it| it.links(None)).map_err(failed)? {
+        if let Some(end) = Shaper::end_of(&link.name, &link.kind) {
+            Shaper::open().and_then(|mut it| it.remove_ifb(end)).map_err(failed)?;
+        }
     }
     remove_files(config);
     Ok(())

@@ -421,6 +421,7 @@ impl Agent {
             guards.set_rate(fresh.requests_per_second);
         }
         self.containers.configure(fresh);
+        self.containers.shape_all();
         if !kept.is_empty() {
             let options = kept.join(", ");
             tracing::warn!("a change of {options} takes a new start of the agent");
@@ -458,7 +459,7 @@ impl Agent {
             bytes,
             requests: self.journal.requests(None),
         }));
-        reports.into_iter().for_each(|report| each(Reply::Container(report)));
+        reports.into_iter().for_each(|report| each(Reply::Container(Box::new(report))));
     }
 
     /// Makes a container known, or checks that it is. Returns the name of the host's end.

@@ -23,6 +23,7 @@ mod tc;
 mod xfrm;
 mod xtables;
 
+pub use nft::nft_at_ingress;
 pub(crate) use rules::{Audit, AuditVerdict};
 
 use crate::kernel::interface::Interface;

@@ -190,12 +190,24 @@ impl Program {
     /// `EINVAL` before Linux 6.6, `EPERM` without `CAP_NET_ADMIN`, `ENOENT` if `replaced` is not
     /// there.
     pub fn attach_first(&self, ifindex: u32, replaced: Option<&Self>) -> io::Result<()> {
+        self.attach_at(ifindex, F_BEFORE, replaced)
+    }
+
+    /// As [`attach_first`](Self::attach_first), behind all that are there.
+    ///
+    /// # Errors
+    /// As [`attach_first`](Self::attach_first).
+    pub fn attach_last(&self, ifindex: u32, replaced: Option<&Self>) -> io::Result<()> {
+        self.attach_at(ifindex, F_AFTER, replaced)
+    }
+
+    fn attach_at(&self, ifindex: u32, place: u32, replaced: Option<&Self>) -> io::Result<()> {
         let replace = replaced.map(|program| raw(&program.0));
         let attr = ProgAttach {
             target_ifindex: ifindex,
             attach_bpf_fd: raw(&self.0),
             attach_type: ATTACH_TCX_INGRESS,
-            attach_flags: if replace.is_some() { F_REPLACE } else { F_BEFORE },
+            attach_flags: if replace.is_some() { F_REPLACE } else { place },
             replace_bpf_fd: replace.unwrap_or(0),
             ..ProgAttach::default()
         };

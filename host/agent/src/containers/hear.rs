@@ -48,8 +48,9 @@ impl Containers {
             }
         }
         self.guard_late(&mut inner, heard);
-        let lost: Vec<_> = lost.iter().filter_map(|index| inner.containers.remove(index)).collect();
-        for container in &lost {
+        let lost = lost.iter().filter_map(|index| inner.containers.remove_entry(index));
+        let lost: Vec<_> = lost.collect();
+        for (_, container) in &lost {
             let Container { namespace, ports, .. } = container;
             if inner.journal.permits(Share::Container(*namespace), Level::INFO, Instant::now()) {
                 let container = container.label();
@@ -62,8 +63,11 @@ impl Containers {
         } else {
             self.write(&inner);
         }
+        let misshaped = inner.to_shape(&self.config());
         drop(inner);
+        lost.iter().for_each(|(end, container)| container.clear_gone(*end));
         drop(lost);
+        self.shape_each(&misshaped);
     }
 
     /// Guards interfaces that came to a container after its ports.
@@ -93,7 +97,7 @@ impl Containers {
                         continue;
                     }
                     let (name, sources) = (end.name, end.sources);
-                    let (introduced, unguarded, dropped, ports) = Default::default();
+                    let (introduced, unguarded, dropped, ports, shaped) = Default::default();
                     let container = Container {
                         name,
                         peer,
@@ -105,6 +109,7 @@ impl Containers {
                         sources,
                         dropped,
                         ports,
+                        shaped,
                     };
                     tell_attached(&inner.journal, &container, &interface);
                     inner.containers.insert(end.index, container);

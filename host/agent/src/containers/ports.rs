@@ -291,6 +291,7 @@ mod tests {
                 sources: Sources::default(),
                 dropped: Default::default(),
                 ports: BTreeMap::new(),
+                shaped: Default::default(),
             };
             self.containers.lock().containers.insert(index, container);
         }

@@ -6,6 +6,7 @@ use std::io;
 use rocinante_netdev::{Kept, keep_again};
 
 use super::ports::{Port, PortId};
+use super::rates::Shaped;
 use super::{Container, Containers, Inner, no_filter};
 use crate::asker::Own;
 use crate::holders;
@@ -59,6 +60,8 @@ impl Containers {
                 sources: before.unwrap_or_default(),
                 dropped: filter.map(SourceFilter::all_dropped).transpose()?.unwrap_or_default(),
                 ports: BTreeMap::new(),
+                // It may have rates from before.
+                shaped: Shaped::unknown(),
             };
             inner.journal.names(Share::Container(namespace), &container.label());
             inner.containers.insert(link.index, container);
@@ -75,6 +78,8 @@ impl Containers {
             tracing::info!(containers, ports = held.len(), "took over from an earlier agent");
         }
         self.write(&inner);
+        drop(inner);
+        self.shape_all();
         Ok(held)
     }
 }

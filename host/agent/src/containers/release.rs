@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 
 use super::Containers;
 use crate::control::Reply;
-use crate::host::{NsId, SourceFilter};
+use crate::host::{NsId, Shaper, SourceFilter, is_ours};
 use crate::limits::Share;
 use crate::links::is_gone;
 
@@ -70,7 +70,7 @@ impl Containers {
 
     /// Takes the programs off an end whose turn this thread has.
     fn detach(&self, end: u32, name: String) -> Reply {
-        let detached = SourceFilter::detach_all(end);
+        let detached = SourceFilter::detach_all(end).and_then(|()| Shaper::open()?.clear(end));
         let mut inner = self.lock();
         // An announcement made it known again meanwhile: then the program is to be there.
         if inner.containers.contains_key(&end) && !inner.follow(end) {
@@ -78,7 +78,7 @@ impl Containers {
         }
         match detached {
             Err(error) if !is_gone(&error) => {
-                Reply::Kept { name, reason: format!("its program stays: {error}") }
+                Reply::Kept { name, reason: format!("what is at its end stays: {error}") }
             }
             _ => {
                 tracing::info!(container = name, "released");
@@ -94,9 +94,12 @@ impl Containers {
             let turn = self.turn_of(link.index);
             let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
             let is_known = self.lock().containers.contains_key(&link.index);
-            if !is_known && matches!(SourceFilter::find(link.index), Ok(Some(_))) {
+            if !is_known && matches!(is_ours(&link), Ok(true)) {
                 each(self.detach(link.index, link.name));
             }
+        }
+        if let Err(error) = self.remove_ifbs() {
+            tracing::warn!("what is left of containers that have gone stays: {error}");
         }
     }
 }

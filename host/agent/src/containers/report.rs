@@ -7,7 +7,7 @@ use super::{Container, Containers};
 use crate::called::Called;
 use crate::config::Config;
 use crate::control::{ContainerStatus, PortStatus};
-use crate::host::{ADDRESSES_MAX, Reason, SourceFilter};
+use crate::host::{ADDRESSES_MAX, Reason, Shaper, SourceFilter};
 use crate::limits::Share;
 
 /// The shortest beginning of a container's name that names it.
@@ -52,6 +52,8 @@ impl Containers {
             let dropped = SourceFilter::find(*end).ok().flatten();
             let dropped = dropped.and_then(|filter| filter.all_dropped().ok());
             let counts = Reason::ALL.iter().zip(dropped.into_iter().flatten());
+            let shaped = Shaper::open().and_then(|mut it| it.in_force(*end));
+            [report.ingress, report.egress] = shaped.unwrap_or_default();
             report.dropped = counts.map(|(why, count)| (why.to_string(), count)).collect();
         }
         reports.into_iter().map(|(_, report)| report).collect()
@@ -102,6 +104,9 @@ impl Container {
             fixed: self.fixed.is_some(),
             other_ways_out: self.unguarded.values().cloned().collect(),
             ports: ports.into_values().collect(),
+            ingress: None,
+            egress: None,
+            rate_fault: self.shaped.fault.clone(),
             dropped: BTreeMap::new(),
             requests: Default::default(),
         }

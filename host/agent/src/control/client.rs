@@ -34,7 +34,7 @@ pub fn status(config: &Config, name: Option<&str>, as_json: bool) -> Result<(), 
     let name = name.map(str::to_owned);
     ask(&connection, &Request { name, ..Verb::Status.into() }, &mut |reply| match reply {
         Reply::Agent(it) => agent = Some(it),
-        Reply::Container(it) => containers.push(it),
+        Reply::Container(it) => containers.push(*it),
         _ => {}
     })?;
     let agent = agent.ok_or_else(|| AgentError::new("the agent does not say how it is", ""))?;

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::class::Bounds;
+use crate::host::InForce;
 
 pub use self::client::{introduce, is_introduced, release, runs, status};
 
@@ -87,7 +88,7 @@ pub(crate) enum Reply {
     /// The agent, of its status.
     Agent(AgentStatus),
     /// A container, of its status.
-    Container(ContainerStatus),
+    Container(Box<ContainerStatus>),
     /// The host's end of a container that is known now.
     Introduced {
         /// Its name.
@@ -150,6 +151,13 @@ pub(crate) struct ContainerStatus {
     #[serde(default)]
     pub(crate) other_ways_out: Vec<String>,
     pub(crate) ports: Vec<PortStatus>,
+    /// The rates in force into it and out of it, or why those of its class are not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) ingress: Option<InForce>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) egress: Option<InForce>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rate_fault: Option<String>,
     /// Frames that were dropped, by reason, since the program is there.
     pub(crate) dropped: BTreeMap<String, u64>,
     /// Those of its network namespace.

@@ -3,6 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use crate::class::Bounds;
+use crate::host::{InForce, Means};
+
 use super::{AgentStatus, ClassStatus, ContainerStatus, Requests};
 
 /// The agent and its containers, each in a few lines.
@@ -35,6 +38,7 @@ pub(super) fn status(agent: &AgentStatus, containers: &[ContainerStatus]) -> Str
         if !container.other_ways_out.is_empty() {
             let _ = writeln!(out, "  other ways out: {}", quoted(&container.other_ways_out));
         }
+        add_rates(&mut out, container);
         let ports = container.ports.iter().map(|of| {
             let memory = memory(of.bytes);
             format!("{} {} with {} slots, {memory}", of.ports, of.backend, of.slots)
@@ -45,6 +49,30 @@ pub(super) fn status(agent: &AgentStatus, containers: &[ContainerStatus]) -> Str
         add_requests(&mut out, &container.requests);
     }
     out
+}
+
+fn add_rates(out: &mut String, container: &ContainerStatus) {
+    if let Some(fault) = &container.rate_fault {
+        let _ = writeln!(out, "  rates: not in force: {fault}");
+        return;
+    }
+    let ClassStatus::Of(Bounds { rates, .. }) = &container.class else { return };
+    let rates = [
+        ("into it", rates.ingress, container.ingress),
+        ("out of it", rates.egress, container.egress),
+    ];
+    for (way, rate, in_force) in rates {
+        let (Some(rate), Some(InForce { by, delayed, dropped, .. })) = (rate, in_force) else {
+            continue;
+        };
+        let how = match by {
+            Means::Shaper => format!("{delayed} frames delayed, {dropped} dropped"),
+            Means::Policer => {
+                format!("{dropped} frames dropped, none delayed: nft chains are at its ingress")
+            }
+        };
+        let _ = writeln!(out, "  rate {way}: {rate}, {how}");
+    }
 }
 
 fn add_requests(out: &mut String, requests: &Requests) {
@@ -121,6 +149,9 @@ mod tests {
             fixed: true,
             other_ways_out: vec!["net1".into(), "a\n".into()],
             ports: vec![ports],
+            ingress: None,
+            egress: None,
+            rate_fault: None,
             dropped: [("ipv4".to_owned(), 7), ("arp".to_owned(), 0)].into(),
             requests,
         };

@@ -14,7 +14,7 @@ use rocinante_netdev::for_agent::bpf::{Described, Map, Program};
 use super::program::{self, KEY_LEN};
 
 /// Names of the program and of its maps: by these an agent knows its own.
-const PROGRAM: &str = "roce_sources";
+pub(super) const PROGRAM: &str = "roce_sources";
 const OWN: &str = "roce_own";
 const DROPPED: &str = "roce_dropped";
 

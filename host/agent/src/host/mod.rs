@@ -6,13 +6,31 @@
 //! would keep it and its veth alive.
 
 mod filter;
+mod gate;
 mod namespaces;
 mod program;
+mod shaper;
 mod watch;
 
 pub use filter::{ADDRESSES_MAX, Attached, Reason, SourceFilter, Sources};
 pub use namespaces::{HostLink, Namespaces, NsId, Peer};
+pub use shaper::{InForce, Means, Rates, Shaper, ShaperError};
 pub use watch::{Heard, Watch};
+
+/// Whether a link is the host's end of a container that an agent knew: the program that judges
+/// senders is there, or a rate.
+///
+/// # Errors
+/// The kernel's.
+pub fn is_ours(link: &HostLink) -> std::io::Result<bool> {
+    if Shaper::end_of(&link.name, &link.kind).is_some() {
+        return Ok(false);
+    }
+    if SourceFilter::find(link.index)?.is_some() {
+        return Ok(true);
+    }
+    Ok(Shaper::open()?.in_force(link.index)?.iter().any(Option::is_some))
+}
 
 #[cfg(test)]
 mod tests;

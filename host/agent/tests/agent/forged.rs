@@ -66,7 +66,7 @@ fn router(sender: &Sender) -> Vec<u8> {
 }
 
 /// Reads all frames of a container, of every protocol.
-fn listener(host: &Host, container: usize) -> OwnedFd {
+pub(crate) fn listener(host: &Host, container: usize) -> OwnedFd {
     let all =
         Protocol::from_raw(std::num::NonZero::new(u32::from(3_u16.to_be())).expect("ETH_P_ALL"));
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -75,7 +75,7 @@ fn listener(host: &Host, container: usize) -> OwnedFd {
 }
 
 /// The numbers of the marked frames that arrived.
-fn arrived(listener: &OwnedFd) -> Vec<u8> {
+pub(crate) fn arrived(listener: &OwnedFd) -> Vec<u8> {
     let (mut numbers, mut frame) = (Vec::new(), [0_u8; 2048]);
     while let Ok((length, _)) = recv(listener, &mut frame[..], RecvFlags::DONTWAIT) {
         let frame = &frame[..length.min(frame.len())];
@@ -83,6 +83,11 @@ fn arrived(listener: &OwnedFd) -> Vec<u8> {
         numbers.extend(mark.and_then(|at| frame.get(at + MARK.len())));
     }
     numbers
+}
+
+/// A frame of UDP/4791 to all stations, with the number 9.
+pub(crate) fn own_frame(mac: [u8; 6], v4: [u8; 4]) -> Vec<u8> {
+    marked(&ipv4(&Sender { mac, v4, v6: [0; 16] }), 9)
 }
 
 fn marked(frame: &[u8], number: u8) -> Vec<u8> {

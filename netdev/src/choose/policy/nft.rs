@@ -76,6 +76,40 @@ pub(super) fn audit(iface: &Interface, audit: &mut Audit) {
     }
 }
 
+/// The base chains at the ingress of an interface, in the calling thread's network namespace: a
+/// program at tcx that redirects a frame has them passed by.
+///
+/// # Errors
+/// The kernel's: without `CAP_NET_ADMIN` it does not say.
+pub fn nft_at_ingress(interface: &str) -> io::Result<Vec<String>> {
+    let mut socket = match NetlinkSocket::open(NETLINK_NETFILTER) {
+        Err(e) if e.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(Vec::new()),
+        socket => socket?,
+    };
+    let chains = chains(&mut socket)?.into_iter().flatten();
+    let is_there = |chain: &Chain| {
+        let hook = chain.hook.as_ref().filter(|hook| {
+            let of = (chain.id.0, hook.number);
+            of == (FAMILY_NETDEV, HOOK_NETDEV_INGRESS) || of == (FAMILY_INET, HOOK_INET_INGRESS)
+        });
+        hook.is_some_and(|hook| hook.devices.iter().any(|device| is_on(device, interface)))
+    };
+    Ok(chains.filter(is_there).map(|chain| describe(&chain.id)).collect())
+}
+
+/// All base chains and others; `None` if the kernel has no nftables.
+fn chains(socket: &mut NetlinkSocket) -> io::Result<Option<Vec<Chain>>> {
+    let mut chains = Vec::new();
+    let asked = dump(socket, GETCHAIN, NEWCHAIN, |family, attributes| {
+        chains.extend(chain_from(family, attributes));
+    });
+    match asked {
+        // There is no such subsystem (or the module cannot be loaded).
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => Ok(None),
+        asked => asked.map(|()| Some(chains)),
+    }
+}
+
 fn describe((family, table, chain): &ChainId) -> String {
     let family = match *family {
         FAMILY_INET => "inet",
@@ -148,17 +182,7 @@ fn read() -> io::Result<Option<Ruleset>> {
         Err(e) if e.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(None),
         socket => socket?,
     };
-    let mut chains = Vec::new();
-    let asked = dump(&mut socket, GETCHAIN, NEWCHAIN, |family, attributes| {
-        chains.extend(chain_from(family, attributes));
-    });
-    match asked {
-        // There is no such subsystem (or the module cannot be loaded).
-        Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
-            return Ok(None);
-        }
-        asked => asked?,
-    }
+    let Some(chains) = chains(&mut socket)? else { return Ok(None) };
     let mut rules: HashMap<ChainId, Vec<NftRule>> = HashMap::new();
     dump(&mut socket, GETRULE, NEWRULE, |family, attributes| {
         if let Some((id, rule)) = rule_from(family, attributes) {

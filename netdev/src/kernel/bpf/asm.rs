@@ -60,6 +60,8 @@ pub enum Helper {
     MapLookupElem = 1,
     /// `u64 bpf_ktime_get_ns(void)`: CLOCK_MONOTONIC.
     KtimeGetNs = 5,
+    /// `long bpf_redirect(ifindex, flags)`.
+    Redirect = 23,
     /// `long bpf_skb_load_bytes(skb, offset, to, len)`.
     SkbLoadBytes = 26,
     /// `long bpf_redirect_map(map, key, flags)`.

@@ -27,9 +27,11 @@ pub(super) const ATTACH_TCX_INGRESS: u32 = 46;
 pub(super) const ATTACH_TCX_EGRESS: u32 = 47;
 /// `BPF_F_MMAPABLE`: processes may map the array.
 pub(super) const F_MMAPABLE: u32 = 1 << 10;
-/// `BPF_F_REPLACE` and `BPF_F_BEFORE`: in the place of a program; before all others.
+/// `BPF_F_REPLACE`, `BPF_F_BEFORE` and `BPF_F_AFTER`: in the place of a program; before all others;
+/// behind them.
 pub(super) const F_REPLACE: u32 = 1 << 2;
 pub(super) const F_BEFORE: u32 = 1 << 3;
+pub(super) const F_AFTER: u32 = 1 << 4;
 /// Length of a program's tag, and of an object's name.
 pub(super) const TAG_LEN: usize = 8;
 pub(super) const NAME_LEN: usize = 16;
