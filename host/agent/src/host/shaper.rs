@@ -58,6 +58,9 @@ const IFB_NAME: &str = "roce-";
 const BURST_LEAST: u64 = 128 << 10;
 /// The time in which a burst is as long as the rate: what a busy processor may be late by.
 const BURST_MS: u64 = 4;
+/// The same of a policer: the time that TCP waits before it repeats what it lost. So what it sends
+/// then is worth the time in which it sent nothing.
+const POLICED_BURST_MS: u64 = 200;
 /// The time that a frame waits at most.
 const QUEUE_MS: u64 = 25;
 
@@ -274,7 +277,8 @@ impl Shaper {
             }
             return redirected;
         }
-        Gate::policing(end, rate, burst(rate)).map_err(kernel("put a program at tcx"))?;
+        let burst = burst_of(rate, POLICED_BURST_MS);
+        Gate::policing(end, rate, burst).map_err(kernel("put a program at tcx"))?;
         self.remove_ifb(end).map_err(kernel("remove an ifb"))
     }
 
@@ -395,8 +399,8 @@ fn ifb_of(end: u32) -> String {
 }
 
 /// The bytes that pass at once.
-fn burst(rate: Rate) -> u64 {
-    (rate.bytes() * BURST_MS / 1000).max(BURST_LEAST)
+fn burst_of(rate: Rate, ms: u64) -> u64 {
+    (rate.bytes() * ms / 1000).max(BURST_LEAST)
 }
 
 /// `struct tcmsg`.
@@ -419,7 +423,7 @@ fn link_header(index: u32, flags: u32) -> [u8; LINK_HEADER] {
 
 /// The options of a tbf.
 fn tbf_options(rate: Rate) -> Query {
-    let (bytes, burst) = (rate.bytes(), burst(rate));
+    let (bytes, burst) = (rate.bytes(), burst_of(rate, BURST_MS));
     let short = |number: u64| u32::try_from(number).unwrap_or(u32::MAX).to_ne_bytes();
     // `struct tc_tbf_qopt`: two of `struct tc_ratespec`, the limit, the buffer, and none.
     let mut parameters = [0; 36];
