@@ -4,6 +4,7 @@
 //! control on the path between two containers of a lab of its own, sends RDMA traffic through it,
 //! and compares the effect with the table.
 
+mod agent;
 mod install;
 mod lab;
 mod live;
@@ -64,8 +65,8 @@ pub struct Args {
     /// Only this backend
     #[arg(long, value_parser = BACKENDS)]
     pub netdev: Option<String>,
-    /// In place of the matrix: say which rules and shapers lie on the path of a running container,
-    /// and which backend each binds. NETNS is a name of `ip netns` or a path
+    /// In place of the matrix: say which rules, shapers and limits of an agent lie on the path of
+    /// a running container, and which backend each binds. NETNS is a name of `ip netns` or a path
     #[arg(long, value_name = "NETNS|PID", conflicts_with_all = ["all", "only", "netdev"])]
     pub live: Option<String>,
     /// With --live: send ten datagrams from the container to this address, and count them at the

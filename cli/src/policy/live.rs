@@ -2,6 +2,7 @@
 //! binds.
 
 use std::net::{IpAddr, UdpSocket};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use rocinante_lab::{Chain as Base, LabError, Netns, Rule};
@@ -9,6 +10,7 @@ use rocinante_netdev::{Interface, unlisted_rules};
 use serde::Serialize;
 use serde_json::Value;
 
+use super::agent;
 use super::table::{ALL as BINDS, BACKENDS, Effect, NONE as BYPASSED, NOT_AFXDP, UDP_ONLY};
 use crate::messages::PROBE;
 
@@ -66,6 +68,11 @@ pub(super) fn look(name: &str, probe: Option<IpAddr>) -> Result<Live, String> {
         let addresses = addresses.map_err(|error| error.to_string())?.addresses;
         live.own(&own, pair, &addresses).map_err(in_words)?;
         live.host(&host, pair, &addresses).map_err(in_words)?;
+        let inode = std::fs::metadata(own.path()).map_or(0, |it| it.ino());
+        match agent::limits(&pair.outer, inode) {
+            Ok(limits) => limits.into_iter().for_each(|(what, whom)| live.add("host", what, whom)),
+            Err(error) => live.warnings.push(format!("the agent cannot be asked: {error}")),
+        }
     }
     if let Some(peer) = probe {
         live.probe = Some(count_probe(&own, &host, &pairs[0], peer).map_err(in_words)?);

@@ -95,7 +95,7 @@ impl Drop for Agent {
 }
 
 /// Starts a command line in a container, as a user without capabilities that can get none.
-fn start(container: &Container, agent: &Agent, line: &str) -> Running {
+pub(super) fn start(container: &Container, agent: &Agent, line: &str) -> Running {
     let mut command = agent.asker(&rocinante(words(line)));
     start_command(container, &mut command)
 }
