@@ -101,9 +101,13 @@ fn a_flood_is_bounded_and_others_are_served() {
     }
     assert_eq!(floods[0].hear(), "done");
     assert!(floods[1].hear().starts_with("busy"));
-    let answer = floods[2].hear();
-    let busy = answer.split_whitespace().nth(1).and_then(|n| n.parse::<u32>().ok());
-    assert!(busy.is_some_and(|busy| busy > 100), "most of it is not looked at: {answer}");
+    floods[2].hear();
+    // While others have the processors, it asks too seldom.
+    crate::asker::eventually("most of it is not looked at", || {
+        let answer = floods[2].tell("flood 1000 10.77.0.1");
+        let busy = answer.split_whitespace().nth(1).and_then(|n| n.parse::<u32>().ok());
+        busy.is_some_and(|busy| busy > 500)
+    });
     drop(floods);
     host.has_ports(0);
     crate::asker::eventually("no descriptor stays", || host.descriptors() <= before);
