@@ -30,8 +30,8 @@ pub(super) struct Turns {
 }
 
 impl Publisher {
-    /// For the device `name` of `shards` shards, with a backend for this reason. `None` if it has no
-    /// address that it could share: then it has no connection to an agent.
+    /// For the device `name` of `shards` shards, with a backend for this reason. `None` if it has
+    /// no address that it could share: then it has no connection to an agent.
     pub(super) fn new(
         slots: Option<&Arc<Slots>>,
         (name, backend, why): (&str, &str, &str),

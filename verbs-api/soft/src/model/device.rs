@@ -259,14 +259,14 @@ impl DeviceCounters {
         })
     }
 
-    /// Folder, name and value of the counters that the kernel has below `ports/1`: those of the port
-    /// (IBTA, PortCounters and PortCountersExtended), and those of Soft-RoCE and other drivers.
+    /// Folder, name and value of the counters that the kernel has below `ports/1`: those of the
+    /// port (IBTA, PortCounters and PortCountersExtended), and those of Soft-RoCE and others.
     #[doc(hidden)]
     #[must_use]
     pub fn of_kernel(&self) -> [(&'static str, &'static str, u64); 30] {
         let DeviceCounters { transport, drops, port, refused, handed_over, .. } = self;
-        // Data are in words of four bytes. All but the transport's headers count: a port of RoCE has no
-        // others of InfiniBand.
+        // Data are in words of four bytes. All but the transport's headers count: a port of RoCE
+        // has no others of InfiniBand.
         let words = |bytes: u64| bytes / 4;
         let multicast = [transport.sent_multicast_pkts, transport.rcvd_multicast_pkts];
         [
