@@ -163,7 +163,10 @@ struct Answer {
 }
 
 /// Asks for a page, without waiting. `key` is any number that this program gives no other device.
-pub(crate) fn ask(to: impl AsFd, key: u64) -> io::Result<()> {
+///
+/// # Errors
+/// The kernel's.
+pub fn ask(to: impl AsFd, key: u64) -> io::Result<()> {
     rights::send::<SPACE>(to, &bytes_of(&Ask { version: super::VERSION, key }), &[])
 }
 
@@ -172,7 +175,7 @@ pub(crate) fn ask(to: impl AsFd, key: u64) -> io::Result<()> {
 /// # Errors
 /// `WouldBlock` if there is no answer yet; `UnexpectedEof` if there will be none; `InvalidData` if
 /// it is none; the kernel's.
-pub(crate) fn receive(from: impl AsFd) -> io::Result<Page> {
+pub fn receive(from: impl AsFd) -> io::Result<Page> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
     let mut bytes = [0; MESSAGE_BYTES_MAX];
     let (count, flags, mut descriptors) =

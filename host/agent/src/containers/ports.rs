@@ -182,7 +182,7 @@ impl Containers {
 
 impl Inner {
     /// The resources of each container that has ports or is about to.
-    fn in_use(&self) -> BTreeMap<u32, Taken> {
+    pub(super) fn in_use(&self) -> BTreeMap<u32, Taken> {
         let mut all = self.reserved.clone();
         for end in self.containers.keys() {
             let taken = self.taken(*end);

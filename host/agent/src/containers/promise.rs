@@ -43,6 +43,11 @@ impl Memory {
         }
     }
 
+    /// The bytes of all, and those that each is promised where this number of containers has ports.
+    pub(super) fn promised(&self, with_ports: usize) -> (usize, usize) {
+        (self.total, self.total / 2 / self.expected.max(with_ports))
+    }
+
     /// The bytes for a request of a container that has `own` already, beside `others` with ports.
     pub(super) fn allowed(&self, own: usize, others: &[usize]) -> Allowed {
         let half = self.total / 2;

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use super::ports::Port;
+use super::promise::Memory;
 use super::{Container, Containers};
 use crate::control::{ContainerStatus, PortStatus};
 use crate::host::{ADDRESSES_MAX, Reason, SourceFilter};
 use crate::limits::Share;
+use crate::metrics::RingMemory;
 
 /// The shortest beginning of a container's name that names it.
 const ID_LEAST: usize = 4;
@@ -30,6 +32,16 @@ impl Containers {
             ports: ports().map(|port| port.sockets.len()).sum(),
             bytes: ports().map(|port| port.bytes).sum(),
         }
+    }
+
+    /// The memory for rings.
+    pub(crate) fn ring_memory(&self) -> RingMemory {
+        let config = self.config();
+        let inner = self.lock();
+        let memory = Memory::new(&config);
+        let (limit, promised_each) = memory.promised(inner.in_use().len());
+        drop(inner);
+        RingMemory { limit, promised_each, used: self.totals().bytes }
     }
 
     /// The containers, or the one with this host's end.

@@ -108,7 +108,7 @@ pub(crate) enum Reply {
 }
 
 /// The agent.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AgentStatus {
     pub(crate) version: String,
     pub(crate) uptime_s: u64,
@@ -120,7 +120,7 @@ pub(crate) struct AgentStatus {
 }
 
 /// A container, by its host's end.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ContainerStatus {
     pub(crate) name: String,
     /// The engine's name for it, and the engine.
@@ -145,7 +145,7 @@ pub(crate) struct ContainerStatus {
 }
 
 /// The ports of a backend.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PortStatus {
     pub(crate) backend: String,
     pub(crate) ports: usize,

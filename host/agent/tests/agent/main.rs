@@ -13,6 +13,7 @@ mod introduced;
 mod lab;
 mod log;
 mod many;
+mod pages;
 mod reload;
 mod restart;
 mod rings;
