@@ -16,6 +16,7 @@ mod engine;
 mod handed;
 mod kernel;
 mod packet;
+mod page;
 mod ucma;
 mod words;
 
@@ -35,7 +36,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     Target { name: "packet", run: packet::run, corpus: packet::corpus, tries: 200_000 },
     Target { name: "engine", run: engine::run, corpus: engine::corpus, tries: 6_000 },
     Target { name: "api", run: api::run, corpus: api::corpus, tries: 6_000 },
@@ -44,6 +45,7 @@ pub const TARGETS: [Target; 9] = [
     Target { name: "kernel", run: kernel::run, corpus: kernel::corpus, tries: 100_000 },
     Target { name: "decode", run: decode::run, corpus: decode::corpus, tries: 6_000 },
     Target { name: "handed", run: handed::run, corpus: handed::corpus, tries: 100_000 },
+    Target { name: "page", run: page::run, corpus: page::corpus, tries: 20_000 },
     Target { name: "ucma", run: ucma::run, corpus: ucma::corpus, tries: 3_000 },
 ];
 

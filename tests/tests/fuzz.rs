@@ -54,6 +54,7 @@ targets! {
     any_words_of_the_kernel: "kernel";
     any_capture: "decode";
     any_messages_between_a_program_and_an_agent: "handed";
+    any_words_in_a_page_of_counters: "page";
     any_commands_to_rdma_cm: "ucma";
 }
 
