@@ -200,6 +200,53 @@ mod tests {
     use crate::handed::guard::{PARCELS_MAX, Word, receive};
     use crate::sharing::rendezvous::join;
 
+    /// The first agent ends, and the next one gets the same key, and hands out another page.
+    #[test]
+    fn a_page_comes_when_the_agent_answers_and_again_from_the_next_agent() {
+        let place = std::env::temp_dir().join(format!("test-of-pages-{}", std::process::id()));
+        let page = Arc::<PagePlace>::default();
+        let errand = || Errand::Publish { key: 7, place: page.clone() };
+        assert!(AgentLink::at(&place, errand()).is_none(), "there is no agent");
+        let listens = || {
+            let _ = std::fs::remove_file(&place);
+            let listener = seqpacket(SocketFlags::CLOEXEC).expect("a socket");
+            bind(&listener, &SocketAddrUnix::new(&*place).expect("a name")).expect("bound");
+            listen(&listener, 1).expect("it listens");
+            listener
+        };
+        let mut listener = listens();
+        let mut link = AgentLink::at(&place, errand()).expect("an agent");
+        let mut pages = Vec::new();
+        for _ in 0..3 {
+            let agent = accept_with(&listener, SocketFlags::CLOEXEC).expect("connected");
+            assert_eq!(page::asked(&agent).expect("a request"), 7);
+            let before = page.get();
+            link.attend(false);
+            assert_eq!(before.is_none(), pages.is_empty(), "the last one is used until then");
+            let made = page::make().expect("a page");
+            page::hand_over(&agent, made.as_fd()).expect("sent");
+            link.attend(true);
+            let now = page.get().expect("it came");
+            assert!(pages.iter().all(|other| !Arc::ptr_eq(other, &now)));
+            pages.push(now);
+            drop((agent, std::mem::replace(&mut listener, listens())));
+            let end = Instant::now() + Duration::from_secs(30);
+            link.attend(true);
+            while link.due().is_some() {
+                assert!(Instant::now() < end, "it does not come back");
+                link.attend(false);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        // Nonsense in the place of a page ends the connection, and the last page stays.
+        let agent = accept_with(&listener, SocketFlags::CLOEXEC).expect("connected");
+        send(&agent, b"{}", SendFlags::empty()).expect("sent");
+        link.attend(true);
+        assert!(link.due().is_some());
+        assert!(Arc::ptr_eq(&page.get().expect("the last"), &pages[2]));
+        std::fs::remove_file(&place).expect("removed");
+    }
+
     #[test]
     fn an_agent_gets_the_parcels_that_it_keeps_and_one_if_there_are_more() {
         let name = format!("test-of-parcels-{}", std::process::id());
