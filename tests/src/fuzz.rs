@@ -18,6 +18,7 @@ mod handed;
 mod hook;
 mod kernel;
 mod packet;
+mod page;
 mod ucma;
 mod words;
 
@@ -37,7 +38,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 11] = [
+pub const TARGETS: [Target; 12] = [
     Target { name: "packet", run: packet::run, corpus: packet::corpus, tries: 200_000 },
     Target { name: "engine", run: engine::run, corpus: engine::corpus, tries: 6_000 },
     Target { name: "api", run: api::run, corpus: api::corpus, tries: 6_000 },
@@ -48,6 +49,7 @@ pub const TARGETS: [Target; 11] = [
     Target { name: "handed", run: handed::run, corpus: handed::corpus, tries: 100_000 },
     Target { name: "commands", run: commands::run, corpus: commands::corpus, tries: 100_000 },
     Target { name: "hook", run: hook::run, corpus: hook::corpus, tries: 100_000 },
+    Target { name: "page", run: page::run, corpus: page::corpus, tries: 20_000 },
     Target { name: "ucma", run: ucma::run, corpus: ucma::corpus, tries: 3_000 },
 ];
 

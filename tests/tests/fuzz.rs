@@ -56,6 +56,7 @@ targets! {
     any_messages_between_a_program_and_an_agent: "handed";
     any_commands_to_an_agent: "commands";
     any_word_of_an_engine: "hook";
+    any_words_in_a_page_of_counters: "page";
     any_commands_to_rdma_cm: "ucma";
 }
 

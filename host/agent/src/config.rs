@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use rocinante_netdev::handed::DEFAULT_PATH;
@@ -46,7 +47,12 @@ pub struct Config {
     /// The classes of containers, in their order.
     #[serde(rename = "class")]
     pub classes: Vec<Class>,
+    /// Where metrics are served over HTTP: an address with its port, or a path. Empty: nowhere.
+    pub metrics: String,
 }
+
+/// Names of files beside the state.
+const RESERVED: [&str; 2] = ["control", "counters"];
 
 /// The rule for a container whose processes may change its addresses: they have `CAP_NET_ADMIN`
 /// over its network, or may get it.
@@ -89,6 +95,7 @@ impl Default for Config {
             other_ways_out: OtherWaysOut::Refuse,
             log: LogLevel::Info,
             classes: Vec::new(),
+            metrics: String::new(),
         }
     }
 }
@@ -135,6 +142,7 @@ impl Config {
         self.socket.clone_from(&old.socket);
         self.state.clone_from(&old.state);
         self.guardian.clone_from(&old.guardian);
+        self.metrics.clone_from(&old.metrics);
         let left = self.differences(old);
         kept.retain(|option| !left.contains(option));
         kept
@@ -156,6 +164,7 @@ impl Config {
             other_ways_out,
             log,
             classes,
+            metrics,
         } = self;
         let all = [
             ("socket", *socket != other.socket),
@@ -171,6 +180,7 @@ impl Config {
             ("other_ways_out", *other_ways_out != other.other_ways_out),
             ("log", *log != other.log),
             ("class", *classes != other.classes),
+            ("metrics", *metrics != other.metrics),
         ];
         all.into_iter().filter(|(_, differs)| *differs).map(|(option, _)| option).collect()
     }
@@ -186,11 +196,25 @@ impl Config {
             Self { socket, state, .. } if socket.parent() == state.parent() => {
                 Err("socket and state are in different directories: containers see the socket's")
             }
-            Self { state, .. } if state.file_stem().is_some_and(|stem| stem == "control") => {
-                Err("state has another name: control.sock is beside it")
+            Self { state, .. }
+                if RESERVED.iter().any(|it| state.file_stem() == Some(it.as_ref())) =>
+            {
+                Err("state has another name: control.sock and counters.json are beside it")
             }
             Self { socket, state, .. } if socket.is_relative() || state.is_relative() => {
                 Err("socket and state are absolute paths")
+            }
+            Self { metrics, socket, .. }
+                if metrics.starts_with('/') && Path::new(metrics).parent() == socket.parent() =>
+            {
+                Err("metrics and socket are in different directories: containers see the socket's")
+            }
+            Self { metrics, .. }
+                if !(metrics.is_empty()
+                    || metrics.starts_with('/')
+                    || metrics.parse::<SocketAddr>().is_ok()) =>
+            {
+                Err("metrics is an address with its port, or an absolute path")
             }
             _ => Ok(()),
         };
@@ -212,7 +236,8 @@ mod tests {
         assert_eq!(toml::from_str::<Config>(shipped).expect("it is read"), Config::default());
         let options = ["socket", "state", "guardian", "ports_max", "ring_mib_max"];
         let more = ["ring_mib_total", "containers_expected", "ring_frames_max"];
-        let others = ["requests_per_second", "self_administered", "other_ways_out", "log"];
+        let others =
+            ["requests_per_second", "self_administered", "other_ways_out", "log", "metrics"];
         for option in options.iter().chain(&more).chain(&others) {
             assert!(shipped.contains(&format!("\n{option} = ")), "{option}");
         }
@@ -257,9 +282,10 @@ mod tests {
             other_ways_out: OtherWaysOut::Accept,
             log: LogLevel::Error,
             classes: vec![Class::default()],
+            metrics: "[::1]:9479".into(),
         };
-        assert_eq!(fresh.differences(&old).len(), 13);
-        assert_eq!(fresh.keep(&old), ["socket", "state", "guardian"]);
+        assert_eq!(fresh.differences(&old).len(), 14);
+        assert_eq!(fresh.keep(&old), ["socket", "state", "guardian", "metrics"]);
         assert_eq!((&fresh.socket, &fresh.state), (&old.socket, &old.state));
         let changed = fresh.differences(&old);
         assert_eq!(changed.len(), 10, "{changed:?}");
@@ -285,6 +311,10 @@ mod tests {
             ("socket = \"/run/a/b\"\nstate = \"/run/a/c\"", "different directories"),
             ("socket = \"a/b\"", "absolute"),
             ("state = \"/run/a/control.json\"", "control.sock"),
+            ("state = \"/run/a/counters\"", "counters.json"),
+            ("metrics = \"9479\"", "absolute path"),
+            ("metrics = \"localhost:9479\"", "absolute path"),
+            ("metrics = \"/run/rocinante/metrics.sock\"", "different directories"),
             ("=", "line 1"),
             ("[[class]]\nprots_max = 3", "prots_max"),
             ("[[class]]\nports_max = 3", "class \"\": a name has"),

@@ -1,8 +1,8 @@
 //! Which network namespaces have a host's end. A program can make any number of others.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::host::{Namespaces, NsId};
@@ -23,15 +23,22 @@ pub(crate) struct Ends {
 #[derive(Debug)]
 struct Inner {
     namespaces: Namespaces,
-    with_end: BTreeSet<NsId>,
+    all: BTreeMap<u32, End>,
     read: Option<Instant>,
+}
+
+/// A host's end.
+#[derive(Debug, Clone)]
+pub(crate) struct End {
+    pub(crate) name: String,
+    namespace: NsId,
 }
 
 impl Ends {
     /// Those of the calling thread's network namespace.
     pub(crate) fn new() -> io::Result<Self> {
         let namespaces = Namespaces::open()?;
-        let inner = Inner { namespaces, with_end: BTreeSet::new(), read: None };
+        let inner = Inner { namespaces, all: BTreeMap::new(), read: None };
         Ok(Self { inner: Mutex::new(inner) })
     }
 
@@ -45,13 +52,39 @@ impl Ends {
     }
 
     fn has_end(&self, namespace: &Namespace) -> bool {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let Ok(Some(id)) = inner.namespaces.known_id(namespace.file()) else { return false };
-        if inner.read.is_none_or(|read| read.elapsed() >= FRESH) {
-            let Ok(links) = inner.namespaces.links(None) else { return false };
-            inner.with_end = links.iter().filter_map(|it| Some(peer_elsewhere(it)?.0)).collect();
-            inner.read = Some(Instant::now());
+        self.end_of(namespace).is_some()
+    }
+
+    /// The first host's end of a namespace, with its index.
+    pub(crate) fn end_of(&self, namespace: &Namespace) -> Option<(u32, End)> {
+        let mut inner = self.lock();
+        let id = inner.namespaces.known_id(namespace.file()).ok()??;
+        let all = inner.fresh().ok()?;
+        let (index, end) = all.iter().find(|(_, end)| end.namespace == id)?;
+        Some((*index, end.clone()))
+    }
+
+    /// All, by their indices.
+    pub(crate) fn all(&self) -> io::Result<BTreeMap<u32, End>> {
+        self.lock().fresh().cloned()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn fresh(&mut self) -> io::Result<&BTreeMap<u32, End>> {
+        if self.read.is_none_or(|read| read.elapsed() >= FRESH) {
+            let links = self.namespaces.links(None)?.into_iter();
+            let ends = links.filter_map(|it| {
+                let (namespace, _) = peer_elsewhere(&it)?;
+                Some((it.index, End { name: it.name, namespace }))
+            });
+            self.all = ends.collect();
+            self.read = Some(Instant::now());
         }
-        inner.with_end.contains(&id)
+        Ok(&self.all)
     }
 }

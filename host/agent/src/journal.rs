@@ -18,6 +18,7 @@ use crate::host::Reason;
 use crate::limits::Share;
 use crate::log::short;
 use crate::tally::{End, Named, Tally};
+use crate::waits::Waits;
 
 /// Between two sums.
 pub(crate) const MINUTE: Duration = Duration::from_secs(60);
@@ -85,6 +86,11 @@ impl Journal {
             None => Some(inner.requests.requests()),
         }
         .unwrap_or_default()
+    }
+
+    /// How long requests waited.
+    pub(crate) fn waits(&self) -> Waits {
+        self.lock().requests.waits().clone()
     }
 
     /// Forgets a container.

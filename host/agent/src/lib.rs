@@ -26,12 +26,15 @@ mod holders;
 mod hook;
 #[doc(hidden)]
 pub mod host;
+mod http;
 mod journal;
 mod limits;
 mod links;
 mod listener;
 mod log;
+mod metrics;
 mod offline;
+mod pages;
 mod rate;
 mod ready;
 mod rights;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-use rocinante_netdev::handed::guard;
+use rocinante_netdev::handed::{guard, page};
 
 use crate::asker::Own;
 use crate::config::Config;
@@ -13,6 +13,7 @@ use crate::holders;
 use crate::host::{HostLink, Namespaces, NsId, Shaper, SourceFilter, is_ours};
 use crate::links::{is_gone, peer_elsewhere};
 use crate::listener::remove_left;
+use crate::pages::Pages;
 use crate::state::{Known, StateFile};
 
 /// Takes the programs off the hosts' ends of a container, or of all, in this network namespace.
@@ -102,10 +103,13 @@ fn has_port(known: &Known) -> bool {
 /// there.
 fn remove_files(config: &Config) {
     let control = control::path(&config.state);
-    for socket in [&config.socket, &guard::path(&config.socket), &control] {
+    for socket in
+        [&config.socket, &guard::path(&config.socket), &page::path(&config.socket), &control]
+    {
         remove_left(socket);
     }
-    for file in [config.state.clone(), config.state.with_extension("new")] {
+    for file in [config.state.clone(), Pages::path(&config.state)] {
+        let _ = fs::remove_file(file.with_extension("new"));
         let _ = fs::remove_file(file);
     }
     for file in [&config.state, &config.socket] {

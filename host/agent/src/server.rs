@@ -1,7 +1,7 @@
 //! The agent at work: connections, announcements of the kernel, signals. One thread waits for all
 //! of it; long queries of the kernel run on a few others.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocinante_netdev::for_agent::descriptors::{raise_limit, refuse_rights};
-use rocinante_netdev::handed::guard;
 use rocinante_netdev::handed::{
     Answer, Code, Refused, Request, WAIT_MAX, receive_request, send_answer,
 };
+use rocinante_netdev::handed::{guard, page};
 use rocinante_netdev::{GiveLimits, Given, give};
 use rustix::net::{RecvFlags, recv};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -32,13 +32,16 @@ use crate::ends::Ends;
 use crate::error::AgentError;
 use crate::guard::Guards;
 use crate::holders::Holder;
-use crate::host::Watch;
+use crate::host::{Watch, link_counts};
+use crate::http::Listening;
 use crate::journal::{Journal, MINUTE};
 use crate::limits::{Limits, Share, Turns, WORKED_MAX};
 use crate::listener::{Kind, Listener, accept_all};
+use crate::metrics::{ContainerFacts, Facts};
+use crate::pages::Pages;
 use crate::ready::readable;
 use crate::state::StateFile;
-use crate::{control, holders, log, rights, steps};
+use crate::{control, holders, http, log, rights, steps};
 
 /// Searches for the holders of ports at a time, each on a thread of the same.
 const SEARCHES_MAX: usize = 2;
@@ -66,6 +69,7 @@ struct Agent {
     /// For the processes that have a port's sockets, by the container's end on the host.
     searches: Turns<u32>,
     guards: Option<Arc<Guards>>,
+    pages: Arc<Pages>,
     /// The file that SIGHUP has read again.
     file: Option<PathBuf>,
     clients: Clients,
@@ -76,6 +80,7 @@ struct Agent {
 struct Listeners {
     ports: Listener,
     guards: Option<(Listener, Arc<Guards>)>,
+    pages: Listener,
     control: Listener,
 }
 
@@ -136,11 +141,14 @@ fn start(config: &Config, file: Option<&Path>) -> Result<(), AgentError> {
     let control = Kind { prepare: no_rights, ..Kind::PRIVATE };
     let control = listen(&control::path(&config.state), control)?;
     let (file, kept) = (file.map(Path::to_owned), guards.as_ref().map(|(_, it)| Arc::clone(it)));
-    let listeners = Listeners { ports, guards, control };
+    let pages = listen(&page::path(&config.socket), Kind { prepare: no_rights, ..Kind::PUBLIC })?;
+    let listeners = Listeners { ports, guards, pages, control };
     rights::drop_others()?;
     let no_netlink = |e| AgentError::os("cannot open rtnetlink", &e, "it needs Linux 4.20");
     let limits = Arc::new(Limits::new(config.requests_per_second));
     let containers = Containers::new(config, state, &journal, &limits).map_err(no_netlink)?;
+    let pages = Pages::new(&config.state, own.network().inode(), config.requests_per_second)
+        .map_err(|e| AgentError::os("/proc/sys/kernel/random/boot_id", &e, "mount /proc"))?;
     let agent = Arc::new(Agent {
         own,
         ends: Ends::new().map_err(no_netlink)?,
@@ -150,15 +158,16 @@ fn start(config: &Config, file: Option<&Path>) -> Result<(), AgentError> {
         limits,
         searches: Turns::new(SEARCHES_MAX),
         guards: kept,
+        pages: Arc::new(pages),
         file,
         clients: Clients::default(),
         since: Instant::now(),
     });
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        // And one each for the kernel's announcements, the sums of the log, a command, and the
-        // configuration.
-        .max_blocking_threads(WORKED_MAX + SEARCHES_MAX + 4)
+        // And one each for the kernel's announcements, the sums of the log, a command, the
+        // configuration, a scrape, and the end of a page.
+        .max_blocking_threads(WORKED_MAX + SEARCHES_MAX + 6)
         .thread_keep_alive(WORKER_IDLE)
         .build()
         .map_err(|e| AgentError::os("cannot start", &e, ""))?;
@@ -174,7 +183,7 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
     let hangup = signal(SignalKind::hangup())?;
     // A signal by which threads of the closers end a wait needs a handler, and no more.
     let _interrupts = signal(SignalKind::from_raw(INTERRUPT as i32))?;
-    let Listeners { ports, guards, control } = listeners;
+    let Listeners { ports, guards, pages, control } = listeners;
     // Changes made while no agent ran are read now; later changes are announced.
     let held = agent.containers.recover(&agent.own)?;
     for port in held {
@@ -204,6 +213,15 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
             .await;
         });
     }
+    let paged = Arc::clone(&agent);
+    tokio::spawn(async move {
+        accept_all(pages, &paged.closers, |connection| {
+            let agent = Arc::clone(&paged);
+            async move { agent.pages.serve(&agent.own, &agent.ends, connection).await }
+        })
+        .await;
+    });
+    tokio::spawn(metrics(Arc::clone(&agent)));
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
@@ -215,6 +233,7 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
     hear.abort();
     sums.abort();
     agent.sum();
+    agent.pages.last();
     tracing::info!("ends");
     Ok(())
 }
@@ -225,6 +244,19 @@ async fn sums(agent: Arc<Agent>) {
         tokio::time::sleep(MINUTE).await;
         let agent = Arc::clone(&agent);
         let _ = tokio::task::spawn_blocking(move || agent.sum()).await;
+    }
+}
+
+/// Serves metrics, if the configuration says where.
+async fn metrics(agent: Arc<Agent>) {
+    let place = agent.containers.config().metrics.clone();
+    if place.is_empty() {
+        return;
+    }
+    match Listening::at(&place).await {
+        Ok(listening) => http::serve(listening, move |details| agent.facts(details)).await,
+        // Ports are more important.
+        Err(error) => tracing::error!("no metrics are served at {place}: {error}"),
     }
 }
 
@@ -357,7 +389,7 @@ async fn worked(
 }
 
 /// Waits until the other side hangs up or sends something.
-async fn ended(connection: &AsyncFd<Foreign<OwnedFd>>) -> io::Result<usize> {
+pub(crate) async fn ended(connection: &AsyncFd<Foreign<OwnedFd>>) -> io::Result<usize> {
     // A peek leaves a message with its descriptors where it is.
     let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
     let read = |from: &Foreign<OwnedFd>| Ok(recv(from, &mut [0_u8; 1][..], flags)?.0);
@@ -420,6 +452,7 @@ impl Agent {
         if let Some(guards) = &self.guards {
             guards.set_rate(fresh.requests_per_second);
         }
+        self.pages.set_rate(fresh.requests_per_second);
         self.containers.configure(fresh);
         self.containers.shape_all();
         if !kept.is_empty() {
@@ -450,16 +483,46 @@ impl Agent {
         if let (Some(name), true) = (name, reports.is_empty()) {
             return each(Reply::Refused { reason: format!("no container is called {name:?}") });
         }
+        each(Reply::Agent(self.status()));
+        reports.into_iter().for_each(|report| each(Reply::Container(Box::new(report))));
+    }
+
+    fn status(&self) -> AgentStatus {
         let Totals { containers, ports, bytes } = self.containers.totals();
-        each(Reply::Agent(AgentStatus {
+        AgentStatus {
             version: env!("CARGO_PKG_VERSION").into(),
             uptime_s: self.since.elapsed().as_secs(),
             containers,
             ports,
             bytes,
             requests: self.journal.requests(None),
-        }));
-        reports.into_iter().for_each(|report| each(Reply::Container(Box::new(report))));
+        }
+    }
+
+    /// The facts for a scrape, with the queue pairs of one container.
+    fn facts(&self, with_queue_pairs: Option<&str>) -> Facts {
+        let mut all = BTreeMap::<String, ContainerFacts>::new();
+        for status in self.containers.report(None) {
+            let (name, requests) = (status.name.clone(), status.requests.clone());
+            let status = Some(status);
+            all.insert(name, ContainerFacts { status, requests, ..Default::default() });
+        }
+        for sums in self.pages.sums(self.ends.all().ok().as_ref(), with_queue_pairs) {
+            let it = all.entry(sums.name).or_default();
+            it.requests = self.journal.requests(Some(Share::Container(sums.namespace)));
+            it.devices = sums.devices;
+        }
+        let mut links = link_counts().unwrap_or_default();
+        let named = all.into_iter().map(|(name, it)| {
+            let link = links.remove(&name);
+            ContainerFacts { name, link, ..it }
+        });
+        Facts {
+            agent: self.status(),
+            waits: self.journal.waits(),
+            ring: self.containers.ring_memory(),
+            containers: named.collect(),
+        }
     }
 
     /// Makes a container known, or checks that it is. Returns the name of the host's end.

@@ -165,14 +165,7 @@ impl StateFile {
     pub(crate) fn write(&self, containers: Vec<Known>) -> io::Result<()> {
         let state = State { containers, ..self.empty() };
         let text = serde_json::to_vec(&state).map_err(io::Error::other)?;
-        let fresh = self.path.with_extension("new");
-        match fs::remove_file(&fresh) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-            _ => {}
-        }
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
-        file.write_all(&text)?;
-        fs::rename(&fresh, &self.path)
+        replace(&self.path, &text)
     }
 
     fn empty(&self) -> State {
@@ -183,6 +176,21 @@ impl StateFile {
             containers: Vec::new(),
         }
     }
+}
+
+/// Puts a file in the place of the one at `path`, in a directory of this user's alone.
+///
+/// # Errors
+/// No room, or no right: the old file stays.
+pub(crate) fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
+    let fresh = path.with_extension("new");
+    match fs::remove_file(&fresh) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
+    file.write_all(text)?;
+    fs::rename(&fresh, path)
 }
 
 #[cfg(test)]

@@ -45,6 +45,11 @@ impl Tally {
         }
     }
 
+    /// The times of those granted or lost.
+    pub(crate) fn waits(&self) -> &Waits {
+        &self.waits
+    }
+
     /// The counts.
     pub(crate) fn requests(&self) -> Requests {
         let refused = self.refused.iter().map(|(code, count)| (Named(*code).to_string(), *count));

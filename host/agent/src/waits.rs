@@ -8,6 +8,10 @@ const PARTS: u64 = 1 << PART_BITS;
 /// The last bucket begins above two minutes: a request waits one at most.
 const BUCKETS: usize = 200;
 
+/// The bounds of a histogram in seconds.
+const BOUNDS: [f64; 14] =
+    [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, f64::INFINITY];
+
 /// The times of requests, each within an eighth.
 #[derive(Debug, Clone)]
 pub(crate) struct Waits {
@@ -54,6 +58,23 @@ impl Waits {
         self.sum_us / self.count.max(1)
     }
 
+    /// Seconds in all, the number of requests, and their number up to each of [`BOUNDS`] from the
+    /// one before; a request counts where its eighth ends.
+    pub(crate) fn histogram(&self) -> (f64, u64, Vec<(f64, u64)>) {
+        let mut rest = self.buckets.iter().enumerate().peekable();
+        let mut below = |bound: f64| {
+            let mut sum = 0;
+            let fits = |at: usize| end_of(at) as f64 <= bound * 1e6;
+            while let Some((_, count)) = rest.next_if(|(at, _)| fits(*at)) {
+                sum += u64::from(*count);
+            }
+            sum
+        };
+        let buckets: Vec<_> = BOUNDS.iter().map(|bound| (*bound, below(*bound))).collect();
+        let count = self.buckets.iter().map(|count| u64::from(*count)).sum();
+        (self.sum_us as f64 / 1e6, count, buckets)
+    }
+
     fn quantile_us(&self, percent: u64) -> u64 {
         let all: u64 = self.buckets.iter().map(|count| u64::from(*count)).sum();
         let wanted = (all * percent).div_ceil(100);
@@ -96,6 +117,24 @@ mod tests {
         }
         assert_eq!(bucket_of(u64::MAX), BUCKETS - 1);
         assert!(end_of(BUCKETS - 2) > 120_000_000, "{}", end_of(BUCKETS - 2));
+    }
+
+    #[test]
+    fn a_histogram_has_each_request_once() {
+        let mut waits = Waits::default();
+        let times: Vec<Duration> =
+            (0..200).map(|nth| Duration::from_micros(1 << (nth % 27))).collect();
+        times.iter().for_each(|time| waits.add(*time));
+        let (sum, count, buckets) = waits.histogram();
+        assert!((sum - times.iter().sum::<Duration>().as_secs_f64()).abs() < 1e-6);
+        assert_eq!((count, buckets.iter().map(|(_, count)| count).sum()), (200, 200));
+        let mut below = 0;
+        for (bound, count) in buckets {
+            below += count;
+            let least = times.iter().filter(|time| time.as_secs_f64() * 1.125 <= bound).count();
+            let most = times.iter().filter(|time| time.as_secs_f64() <= bound).count();
+            assert!((least as u64..=most as u64).contains(&below), "{bound}: {below}");
+        }
     }
 
     #[test]

@@ -38,6 +38,7 @@ pub(crate) fn test_map() -> std::io::Result<std::os::fd::OwnedFd> {
 }
 
 pub(crate) use handing::{assemble_from, chunks_within, memory_bytes, open_for_another};
+pub(crate) use mapping::{SharedWords, is_memory_file, memory_file};
 use prog::OwnMac;
 use retry::Retry;
 use rx::RxHalf;

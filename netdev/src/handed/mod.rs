@@ -15,6 +15,7 @@
 mod agent;
 pub mod guard;
 mod message;
+pub mod page;
 mod transport;
 
 pub use crate::tuning::handed::{WAIT_MAX, XDP_WAIT_MAX};

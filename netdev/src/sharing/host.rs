@@ -33,7 +33,7 @@ pub(super) struct Host {
     pub(super) news: Arc<EventFd>,
     /// A process has ended, and the port has not looked for its notes.
     ended: Arc<AtomicBool>,
-    thread: Option<Helper<Option<AgentLink>>>,
+    thread: Option<Helper<Vec<AgentLink>>>,
     process: u32,
 }
 
@@ -47,18 +47,18 @@ impl Host {
     pub(super) fn start(
         places: Vec<(Arc<Objects>, Leadership)>,
         follows: bool,
-        agent: Option<AgentLink>,
+        agents: Vec<AgentLink>,
     ) -> io::Result<Self> {
         let (stop, news) = (Arc::new(EventFd::new()?), Arc::new(EventFd::new()?));
         let ended = Arc::new(AtomicBool::new(false));
         let (stop_too, news_too) = (stop.clone(), news.clone());
         let search = follows.then(|| (Instant::now(), SEARCH_PAUSES[0]));
         let mut work =
-            Work { stop: stop_too, news: news_too, ended: ended.clone(), places, search, agent };
+            Work { stop: stop_too, news: news_too, ended: ended.clone(), places, search, agents };
         let thread = Helper::start("roce-meet", move || {
             while work.step() {}
-            let Work { agent, .. } = work;
-            agent
+            let Work { agents, .. } = work;
+            agents
         })?;
         Ok(Self { stop, news, ended, thread: Some(thread), process: std::process::id() })
     }
@@ -83,9 +83,9 @@ impl Host {
     /// agent has it done.
     pub(super) fn stop(&mut self, owes: bool) {
         self.stop.signal();
-        let agent = self.thread.take().and_then(|thread| thread.end().flatten());
-        if let Some(agent) = agent.filter(|_| !owes) {
-            agent.farewell();
+        let agents = self.thread.take().and_then(Helper::end).unwrap_or_default();
+        if !owes {
+            agents.into_iter().for_each(AgentLink::farewell);
         }
     }
 }
@@ -97,7 +97,7 @@ struct Work {
     /// When the port looks for notes, and the pause after that.
     search: Option<(Instant, Duration)>,
     places: Vec<(Arc<Objects>, Leadership)>,
-    agent: Option<AgentLink>,
+    agents: Vec<AgentLink>,
 }
 
 impl Work {
@@ -106,7 +106,7 @@ impl Work {
         // A failed step is tried again.
         let again = self.places.iter().any(|(_, leadership)| leadership.is_vacant());
         let at = self.search.map(|(at, _)| at);
-        let at = at.into_iter().chain(self.agent.as_ref().and_then(AgentLink::due)).min();
+        let at = at.into_iter().chain(self.agents.iter().filter_map(AgentLink::due)).min();
         let pause = at.map(|at| timespec(at.saturating_duration_since(Instant::now())));
         let Some(ready) = self.wait(pause.or_else(|| again.then_some(PAUSE)), true) else {
             return true;
@@ -115,9 +115,9 @@ impl Work {
         if *stop {
             return false;
         }
-        if let Some(agent) = &mut self.agent {
-            let has_ended = agent.waits_for().and_then(|_| rest.split_off_first());
-            agent.attend(has_ended == Some(&true));
+        for agent in &mut self.agents {
+            let is_readable = agent.waits_for().and_then(|_| rest.split_off_first());
+            agent.attend(is_readable == Some(&true));
         }
         let mut all_done = true;
         for (objects, leadership) in &mut self.places {
@@ -151,8 +151,8 @@ impl Work {
 
     /// Waits for the stop, and for `everything` besides; returns the ready ones.
     fn wait(&self, limit: Option<Timespec>, everything: bool) -> Option<Vec<bool>> {
-        let agent = self.agent.as_ref().filter(|_| everything).and_then(AgentLink::waits_for);
-        let first = std::iter::once((*self.stop).as_fd()).chain(agent);
+        let agents = self.agents.iter().filter(|_| everything).filter_map(AgentLink::waits_for);
+        let first = std::iter::once((*self.stop).as_fd()).chain(agents);
         let places = self.places.iter().filter(|_| everything).flat_map(|(objects, leadership)| {
             std::iter::once(objects.listener.as_fd()).chain(leadership.waits_for())
         });

@@ -1,9 +1,11 @@
 //! The messages of a process to those that outlive it, and the connections that show its end.
 
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher as _, Hasher as _};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::net::{SendFlags, SocketAddrUnix, SocketFlags, connect, send};
@@ -12,6 +14,7 @@ use rustix::process::geteuid;
 use super::Shared;
 use super::guardian::GUARDIAN_VARIABLE;
 use super::rendezvous::{Objects, SPACE, seqpacket};
+use crate::handed::page::{self, Page};
 use crate::handed::{Agent, guard};
 use crate::kernel::descriptors;
 use crate::kernel::rights;
@@ -63,12 +66,32 @@ fn connected(to: &SocketAddrUnix) -> io::Result<OwnedFd> {
     Ok(connection)
 }
 
-/// The connection to the agent's guardians. An agent that was there once is looked for when it
-/// ends.
+/// The page that the agent of now has handed over, once it has.
+#[derive(Debug, Default)]
+pub(super) struct PagePlace(Mutex<Option<Arc<Page>>>);
+
+impl PagePlace {
+    /// The page, unless it is just being changed.
+    pub(super) fn get(&self) -> Option<Arc<Page>> {
+        self.0.try_lock().ok()?.clone()
+    }
+}
+
+/// What an agent is connected to for.
+#[derive(Debug)]
+enum Errand {
+    /// Guardians.
+    Register(Registration),
+    /// A page. The key is the same after a restart of the agent.
+    Publish { key: u64, place: Arc<PagePlace> },
+}
+
+/// A connection to the agent, for its guardians or a page. An agent that was there once is looked
+/// for when it ends.
 #[derive(Debug)]
 pub(super) struct AgentLink {
     address: SocketAddrUnix,
-    registration: Registration,
+    errand: Errand,
     connection: Result<OwnedFd, Instant>,
     since: Instant,
     /// Before the next time that it is looked for.
@@ -78,14 +101,21 @@ pub(super) struct AgentLink {
 impl AgentLink {
     /// Tells the agent that this process asks for ports. `None` if there is none.
     pub(super) fn new(registration: Registration) -> Option<Self> {
-        Self::at(&guard::path(Agent::from_environment().path()?), registration)
+        let path = guard::path(Agent::from_environment().path()?);
+        Self::at(&path, Errand::Register(registration))
     }
 
-    pub(super) fn at(path: &Path, registration: Registration) -> Option<Self> {
+    /// Asks the agent for a page, which comes to `place` later. `None` if there is no agent.
+    pub(super) fn for_page(place: &Arc<PagePlace>) -> Option<Self> {
+        let key = RandomState::new().build_hasher().finish();
+        let path = page::path(Agent::from_environment().path()?);
+        Self::at(&path, Errand::Publish { key, place: place.clone() })
+    }
+
+    fn at(path: &Path, errand: Errand) -> Option<Self> {
         let now = Instant::now();
         let address = SocketAddrUnix::new(path).ok()?;
-        let mut it =
-            Self { address, registration, connection: Err(now), since: now, pause: PAUSES[0] };
+        let mut it = Self { address, errand, connection: Err(now), since: now, pause: PAUSES[0] };
         match it.connect() {
             // Too many wait there at this moment.
             Err(e) if e.kind() != io::ErrorKind::WouldBlock => None,
@@ -96,8 +126,11 @@ impl AgentLink {
     fn connect(&mut self) -> io::Result<()> {
         self.since = Instant::now();
         let told = connected(&self.address).and_then(|connection| {
-            // An agent hangs up on a program that sends more.
-            self.registration.send(&connection, guard::PARCELS_MAX + 1)?;
+            match &self.errand {
+                // An agent hangs up on a program that sends more.
+                Errand::Register(it) => it.send(&connection, guard::PARCELS_MAX + 1)?,
+                Errand::Publish { key, .. } => page::ask(&connection, *key)?,
+            }
             Ok(connection)
         });
         match told {
@@ -113,7 +146,7 @@ impl AgentLink {
         }
     }
 
-    /// The descriptor that becomes readable when the agent ends. It carries no data.
+    /// The descriptor that becomes readable when the agent ends, or hands a page over.
     pub(super) fn waits_for(&self) -> Option<BorrowedFd<'_>> {
         self.connection.as_ref().ok().map(OwnedFd::as_fd)
     }
@@ -123,10 +156,11 @@ impl AgentLink {
         self.connection.as_ref().err().copied()
     }
 
-    /// Looks for an agent if it is time; `has_ended` says that the connection is readable.
-    pub(super) fn attend(&mut self, has_ended: bool) {
+    /// Takes a page that has come, and looks for an agent if it is time. `is_readable` is of the
+    /// connection.
+    pub(super) fn attend(&mut self, is_readable: bool) {
         let now = Instant::now();
-        if has_ended && self.connection.is_ok() {
+        if is_readable && self.connection.is_ok() && !self.has_page() {
             if self.since.elapsed() > PAUSES[1] {
                 self.pause = PAUSES[0];
             }
@@ -138,9 +172,21 @@ impl AgentLink {
         }
     }
 
+    /// Whether a page has come.
+    fn has_page(&self) -> bool {
+        let (Ok(connection), Errand::Publish { place, .. }) = (&self.connection, &self.errand)
+        else {
+            return false;
+        };
+        let Ok(page) = page::receive(connection) else { return false };
+        let old = place.0.lock().unwrap_or_else(PoisonError::into_inner).replace(Arc::new(page));
+        drop(old);
+        true
+    }
+
     /// Says that there is nothing to end for this process.
     pub(super) fn farewell(self) {
-        if let Ok(connection) = self.connection {
+        if let (Ok(connection), Errand::Register(_)) = (self.connection, self.errand) {
             let _ = send(&connection, guard::FAREWELL, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         }
     }
@@ -154,6 +200,53 @@ mod tests {
     use crate::handed::guard::{PARCELS_MAX, Word, receive};
     use crate::sharing::rendezvous::join;
 
+    /// The first agent ends, and the next one gets the same key, and hands out another page.
+    #[test]
+    fn a_page_comes_when_the_agent_answers_and_again_from_the_next_agent() {
+        let place = std::env::temp_dir().join(format!("test-of-pages-{}", std::process::id()));
+        let page = Arc::<PagePlace>::default();
+        let errand = || Errand::Publish { key: 7, place: page.clone() };
+        assert!(AgentLink::at(&place, errand()).is_none(), "there is no agent");
+        let listens = || {
+            let _ = std::fs::remove_file(&place);
+            let listener = seqpacket(SocketFlags::CLOEXEC).expect("a socket");
+            bind(&listener, &SocketAddrUnix::new(&*place).expect("a name")).expect("bound");
+            listen(&listener, 1).expect("it listens");
+            listener
+        };
+        let mut listener = listens();
+        let mut link = AgentLink::at(&place, errand()).expect("an agent");
+        let mut pages = Vec::new();
+        for _ in 0..3 {
+            let agent = accept_with(&listener, SocketFlags::CLOEXEC).expect("connected");
+            assert_eq!(page::asked(&agent).expect("a request"), 7);
+            let before = page.get();
+            link.attend(false);
+            assert_eq!(before.is_none(), pages.is_empty(), "the last one is used until then");
+            let made = page::make().expect("a page");
+            page::hand_over(&agent, made.as_fd()).expect("sent");
+            link.attend(true);
+            let now = page.get().expect("it came");
+            assert!(pages.iter().all(|other| !Arc::ptr_eq(other, &now)));
+            pages.push(now);
+            drop((agent, std::mem::replace(&mut listener, listens())));
+            let end = Instant::now() + Duration::from_secs(30);
+            link.attend(true);
+            while link.due().is_some() {
+                assert!(Instant::now() < end, "it does not come back");
+                link.attend(false);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        // Nonsense in the place of a page ends the connection, and the last page stays.
+        let agent = accept_with(&listener, SocketFlags::CLOEXEC).expect("connected");
+        send(&agent, b"{}", SendFlags::empty()).expect("sent");
+        link.attend(true);
+        assert!(link.due().is_some());
+        assert!(Arc::ptr_eq(&page.get().expect("the last"), &pages[2]));
+        std::fs::remove_file(&place).expect("removed");
+    }
+
     #[test]
     fn an_agent_gets_the_parcels_that_it_keeps_and_one_if_there_are_more() {
         let name = format!("test-of-parcels-{}", std::process::id());
@@ -164,7 +257,7 @@ mod tests {
         listen(&listener, 1).expect("it listens");
         let sent = |addresses| {
             let registration = Registration(vec![(vec![1], objects.clone()); addresses]);
-            drop(AgentLink::at(&place, registration).expect("an agent"));
+            drop(AgentLink::at(&place, Errand::Register(registration)).expect("an agent"));
             let connection = accept_with(&listener, SocketFlags::CLOEXEC).expect("connected");
             std::iter::repeat_with(|| receive(&connection).expect("no error"))
                 .take_while(|word| matches!(word, Word::Parcel(_)))

@@ -38,7 +38,7 @@ mod socket_table;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::address::{Shared, failed};
@@ -48,10 +48,11 @@ use self::host::Host;
 pub use self::layout::NOTE_BYTES;
 use self::layout::SLOTS_MAX;
 use self::leader::Leadership;
-use self::lifeline::{AgentLink, Registration};
+use self::lifeline::{AgentLink, PagePlace, Registration};
 use self::locks::On;
 pub use self::locks::PortClaim;
 
+use crate::handed::page::Page;
 use crate::kernel::interface::Interface;
 use crate::port::config::{PacketConfig, PortConfig, Shards};
 use crate::port::contract::{Backend, RxDatagram};
@@ -84,6 +85,7 @@ pub struct Slots {
     shared: Vec<Shared>,
     /// Lets others join.
     host: Host,
+    page: Arc<PagePlace>,
     /// The connection to the guardian of the program, if there is one.
     _guardian: Option<OwnedFd>,
 }
@@ -131,10 +133,11 @@ impl Slots {
         let follows = first > 0 && shared.iter().any(Shared::is_leader);
         let registration = Registration::of(&shared, first, count);
         let guardian = lifeline::register_with_guardian(&registration);
-        let agent = AgentLink::new(registration);
-        let host = Host::start(objects.zip(leaderships).collect(), follows, agent)
+        let page = Arc::<PagePlace>::default();
+        let agents = AgentLink::new(registration).into_iter().chain(AgentLink::for_page(&page));
+        let host = Host::start(objects.zip(leaderships).collect(), follows, agents.collect())
             .map_err(|e| failed("start a thread", e, ""))?;
-        Ok(Self { first, count, neighbours, shared, host, _guardian: guardian })
+        Ok(Self { first, count, neighbours, shared, host, page, _guardian: guardian })
     }
 
     /// The first slot: the others follow.
@@ -147,6 +150,13 @@ impl Slots {
     #[must_use]
     pub fn count(&self) -> usize {
         self.count
+    }
+
+    /// The page in which this device publishes what it has counted, if an agent has handed one
+    /// over.
+    #[must_use]
+    pub fn page(&self) -> Option<Arc<Page>> {
+        self.page.get()
     }
 
     /// The configuration of these ports: a ring of `packet` that the program left at its default

@@ -7,7 +7,6 @@
 //! symbol.
 
 mod convert;
-mod counters;
 mod devices;
 mod failures;
 mod ffi;

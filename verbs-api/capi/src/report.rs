@@ -11,9 +11,9 @@ use rocinante_soft::model::device::DeviceCounters;
 
 use crate::devices::{self, Found};
 use crate::ffi::without_signals;
+use crate::log;
 use crate::plain::Watched;
 use crate::plain::sysfs::{Counts, PortKey, Published};
-use crate::{counters, log};
 
 /// Names the environment variable: anything but nothing and `0` asks for counters.
 const VARIABLE: &str = "ROCINANTE_COUNTERS";
@@ -134,11 +134,16 @@ fn publish() {
     }
 }
 
+/// The counters by their paths in the kernel's files.
+fn of_kernel(sum: &DeviceCounters) -> Counts {
+    sum.of_kernel().map(|(folder, name, count)| (format!("{folder}/{name}"), count)).into()
+}
+
 fn answer(published: &Published) {
     let Some(sums) = sums() else { return };
     let ports = sums.iter().filter_map(|((_, port), sum)| Some((*port.as_ref()?, sum)));
     let ports: BTreeMap<PortKey, Counts> =
-        ports.map(|(port, sum)| (port, counters::of_kernel(sum))).collect();
+        ports.map(|(port, sum)| (port, of_kernel(sum))).collect();
     let _ = published.answer(ports.iter().map(|(port, counts)| (*port, counts)));
 }
 

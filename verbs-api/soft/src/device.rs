@@ -26,7 +26,7 @@ use crate::model::resources::Resources;
 use crate::provider::wakers::Wakers;
 
 /// A shard's counters.
-fn counted(shard: &Shard) -> DeviceCounters {
+pub(super) fn counted(shard: &Shard) -> DeviceCounters {
     DeviceCounters {
         transport: *shard.engine.counters(),
         drops: *shard.engine.drops(),
@@ -183,7 +183,8 @@ impl Hca {
         let advertised = advertised(budget, capabilities.backend, count);
         let shards = (settings, name, ports, active_mtu);
         let claim = claim.map(Arc::new);
-        let shards = Shards::start(shards, own, advertised, (slots.as_ref(), claim.as_ref()))?;
+        let shards =
+            Shards::start(shards, &why.0, own, advertised, (slots.as_ref(), claim.as_ref()))?;
         let hca = Arc::new(Self {
             shards,
             empty_polls: EmptyPolls::default(),
@@ -333,7 +334,7 @@ impl Hca {
         sum.connections = first.cm().len();
         sum.listeners = first.post.places();
         drop(first);
-        sum.pds = self.events().count(|owner| matches!(owner, Owner::Pd(_)));
+        sum.pds = self.events().pds();
         sum
     }
 

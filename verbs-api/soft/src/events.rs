@@ -70,9 +70,9 @@ impl Events {
         self.contexts.lock().owners.remove(&owner);
     }
 
-    /// Number of objects of this kind, of all contexts.
-    pub(crate) fn count(&self, of: impl Fn(&Owner) -> bool) -> usize {
-        self.contexts.lock().owners.keys().filter(|owner| of(owner)).count()
+    /// Number of protection domains, of all contexts.
+    pub(crate) fn pds(&self) -> usize {
+        self.contexts.lock().owners.range(Owner::Pd(0)..=Owner::Pd(u32::MAX)).count()
     }
 
     /// Takes the events of a shard that is about to be unlocked. Adds the tasks to wake then to

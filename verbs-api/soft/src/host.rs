@@ -194,6 +194,11 @@ impl<T> Table<T> {
         self.entries.len() - self.free.len()
     }
 
+    /// Behind the greatest number.
+    pub(crate) fn end(&self) -> usize {
+        self.entries.len()
+    }
+
     pub(crate) fn insert(&mut self, make: impl FnOnce(u32) -> T) -> u32 {
         let index = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);

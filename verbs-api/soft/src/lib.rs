@@ -51,6 +51,7 @@ mod posting;
 mod prepared;
 mod progress;
 pub mod provider;
+mod publish;
 mod qp;
 mod recognition;
 mod rivals;

@@ -20,6 +20,7 @@ use super::events::Owner;
 use super::flood::Flood;
 use super::host::Host;
 use super::io::Io;
+use super::publish::Turns;
 use super::router::Router;
 use crate::model::event::AsyncEvent;
 use crate::provider::trace;
@@ -43,6 +44,8 @@ pub struct Shard {
     overdue: u32,
     /// Events that are not the engine's.
     events: VecDeque<AsyncEvent>,
+    /// Of publishing.
+    pub(super) turns: Turns,
     /// The counters as last reported.
     told: trace::Watch,
 }
@@ -74,6 +77,7 @@ impl Shard {
             clock: Clock::start(),
             overdue: 0,
             events: VecDeque::new(),
+            turns: Turns::default(),
             told: trace::Watch::new(name),
         }
     }
@@ -173,6 +177,9 @@ impl Shard {
             self.attend();
         }
         self.flood.driven(now, drained);
+        if self.turns.is_due(now) {
+            self.publish(now);
+        }
         any && !self.is_flooded()
     }
 

@@ -23,6 +23,7 @@ use super::opens::Claim;
 use super::others::{self, Common, Others};
 use super::pin;
 use super::progress::{Core, Held};
+use super::publish::{Publisher, Turns};
 use super::router::Router;
 use super::shard::Shard;
 use super::staging::Staging;
@@ -53,6 +54,8 @@ impl Drop for Shards {
                 let _ = thread.join();
             }
         }
+        // A thread that is left may have it.
+        self.all().filter_map(|core| core.shard.try_lock()).for_each(|mut it| it.publish_all());
     }
 }
 
@@ -60,6 +63,7 @@ impl Shards {
     /// Starts one shard for each port.
     pub(super) fn start(
         (settings, name, ports, port_mtu): (&Settings, &str, Vec<AnyPort>, Mtu),
+        why: &str,
         (own_budget, own_queue): (Budget, QueueKind),
         advertised: Budget,
         (slots, claim): (Option<&Arc<Slots>>, Option<&Arc<Claim>>),
@@ -76,6 +80,7 @@ impl Shards {
         let staging = if count > 1 { Staging::with_mail } else { Staging::default };
         let boxes: Arc<[_]> = (0..count).map(|_| Arc::new(staging())).collect();
         let common = Arc::new(Common::default());
+        let publisher = Publisher::new(slots, (name, backend.name(), why), count, &events);
         let mut cores = Vec::with_capacity(count);
         for (index, port) in ports.into_iter().enumerate() {
             let mut engine = Engine::new(EngineConfig {
@@ -98,7 +103,8 @@ impl Shards {
             let host = Host::new(settings.limits.max_mr as usize);
             let others = (count > 1).then(|| Others::new(index, slot, &boxes, &common));
             let router = Router::new(others, slots.map(Neighbours::new));
-            let shard = Shard::new(name, engine, port, host, router);
+            let mut shard = Shard::new(name, engine, port, host, router);
+            shard.turns = Turns::new(publisher.clone(), index);
             cores.push(Arc::new(Core::new(shard, events.clone())?));
         }
         common.cores.set(cores.iter().map(Arc::downgrade).collect()).expect("set once");

@@ -234,3 +234,12 @@ pub(crate) mod connections {
     /// environment says it. More: a dead one is noticed later. Less: more datagrams.
     pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(10);
 }
+
+/// Pages of counters (`publish.rs`). Design note 23; not measured, unless it says.
+pub(crate) mod pages {
+    /// Nanoseconds between two turns of a shard that is driven. More: later figures. Less: more
+    /// work.
+    pub(crate) const EVERY_NS: u64 = 10_000_000;
+    /// Queue pairs of a turn. More: fresher figures where there are thousands, and longer turns.
+    pub(crate) const ROWS_EACH: usize = 64;
+}

@@ -154,7 +154,7 @@ impl Containers {
             return busy(format!("your container has {} ports already", own.ports));
         }
         let others: Vec<usize> = others.values().map(|taken| taken.bytes).collect();
-        let allowed = Memory::new(&config, bounds).allowed(own.bytes, &others);
+        let allowed = Memory::new(&config, bounds.ring_mib_max).allowed(own.bytes, &others);
         let Some(limits) = GiveLimits::within(allowed.fair, allowed.most, request) else {
             let all = (own.bytes + others.iter().sum::<usize>()) >> 20;
             let own = own.bytes >> 20;
@@ -192,7 +192,7 @@ impl Containers {
 
 impl Inner {
     /// The resources of each container that has ports or is about to.
-    fn in_use(&self) -> BTreeMap<u32, Taken> {
+    pub(super) fn in_use(&self) -> BTreeMap<u32, Taken> {
         let mut all = self.reserved.clone();
         for end in self.containers.keys() {
             let taken = self.taken(*end);

@@ -8,7 +8,6 @@
 //! all that ask for the same get the same, and a container that asks without end takes nothing that
 //! another one is promised.
 
-use crate::class::Bounds;
 use crate::config::Config;
 
 /// A request takes no more of the memory beyond a promise than one part in this many. More: later
@@ -36,12 +35,18 @@ pub(super) struct Allowed {
 }
 
 impl Memory {
-    pub(super) fn new(config: &Config, bounds: &Bounds) -> Self {
+    /// For a container that may have this many MiB itself.
+    pub(super) fn new(config: &Config, ring_mib_max: usize) -> Self {
         Self {
             total: config.ring_bytes_total(),
-            own_max: bounds.ring_mib_max << 20,
+            own_max: ring_mib_max << 20,
             expected: config.containers_expected,
         }
+    }
+
+    /// The bytes of all, and those that each is promised where this number of containers has ports.
+    pub(super) fn promised(&self, with_ports: usize) -> (usize, usize) {
+        (self.total, self.total / 2 / self.expected.max(with_ports))
     }
 
     /// The bytes for a request of a container that has `own` already, beside `others` with ports.

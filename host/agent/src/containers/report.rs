@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 
 use super::ports::Port;
+use super::promise::Memory;
 use super::{Container, Containers};
 use crate::called::Called;
 use crate::config::Config;
 use crate::control::{ContainerStatus, PortStatus};
 use crate::host::{ADDRESSES_MAX, Reason, Shaper, SourceFilter};
 use crate::limits::Share;
+use crate::metrics::RingMemory;
 
 /// The shortest beginning of a container's name that names it.
 const ID_LEAST: usize = 4;
@@ -32,6 +34,16 @@ impl Containers {
             ports: ports().map(|port| port.sockets.len()).sum(),
             bytes: ports().map(|port| port.bytes).sum(),
         }
+    }
+
+    /// The memory for rings.
+    pub(crate) fn ring_memory(&self) -> RingMemory {
+        let config = self.config();
+        let inner = self.lock();
+        let memory = Memory::new(&config, config.ring_mib_max);
+        let (limit, promised_each) = memory.promised(inner.in_use().len());
+        drop(inner);
+        RingMemory { limit, promised_each, used: self.totals().bytes }
     }
 
     /// The containers, or the one with this host's end.

@@ -116,7 +116,7 @@ pub(crate) enum Reply {
 }
 
 /// The agent.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AgentStatus {
     pub(crate) version: String,
     pub(crate) uptime_s: u64,
@@ -129,6 +129,7 @@ pub(crate) struct AgentStatus {
 
 /// A container, by its host's end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(Default))]
 pub(crate) struct ContainerStatus {
     pub(crate) name: String,
     /// The engine's name for it, and the engine.
@@ -177,8 +178,15 @@ pub(crate) enum ClassStatus {
     },
 }
 
+#[cfg(test)]
+impl Default for ClassStatus {
+    fn default() -> Self {
+        Self::Gone { name: "default".into() }
+    }
+}
+
 /// The ports of a backend.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PortStatus {
     pub(crate) backend: String,
     pub(crate) ports: usize,

@@ -5,6 +5,7 @@
 //! container's (`ip netns list-id`). So nothing here holds a container's namespace open, which
 //! would keep it and its veth alive.
 
+mod counts;
 mod filter;
 mod gate;
 mod namespaces;
@@ -12,6 +13,7 @@ mod program;
 mod shaper;
 mod watch;
 
+pub use counts::{LinkCounts, link_counts};
 pub use filter::{ADDRESSES_MAX, Attached, Reason, SourceFilter, Sources};
 pub use namespaces::{HostLink, Namespaces, NsId, Peer};
 pub use shaper::{InForce, Means, Rates, Shaper, ShaperError};

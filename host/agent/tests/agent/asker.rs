@@ -10,8 +10,8 @@ use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rocinante_lab::{ChildGuard, Netns};
-use rocinante_netdev::handed::guard;
 use rocinante_netdev::handed::{Agent, Answer, Code, Request, receive_answer, send_request};
+use rocinante_netdev::handed::{guard, page};
 use rocinante_netdev::{AnyPort, Backend, Interface, PortConfig, Shards, auto};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -159,6 +159,7 @@ impl Asker {
 /// The process's side: it reads commands and answers.
 pub(crate) fn run() {
     let Some(path) = std::env::var_os(SOCKET).map(PathBuf::from) else { return };
+    let mut devices = crate::pages::Devices::default();
     let (mut leases, mut sockets) = (Vec::new(), Vec::<OwnedFd>::new());
     let mut ports = Vec::<AnyPort>::new();
     let mut silent = Vec::new();
@@ -264,6 +265,15 @@ pub(crate) fn run() {
                 };
                 sent.map_or_else(|error| format!("error {error}"), |()| "sent".into())
             }
+            (Some("device"), Some(key)) => devices.open(&path, key, words.next().expect("a name")),
+            (Some("count"), Some(count)) => devices.count(count),
+            (Some("close-devices"), _) => devices.close(),
+            (Some("hold-pages"), Some(count)) => {
+                let count: usize = count.parse().expect("a number");
+                let path = page::path(&path);
+                leases.extend((0..count).map_while(|_| connected(&path).ok()));
+                "done".into()
+            }
             (Some("hang-up"), _) => {
                 leases.clear();
                 "done".into()
@@ -347,7 +357,7 @@ fn opened(path: &Path, backend: &str, address: &str) -> Result<(AnyPort, auto::C
         .map_err(|e| e.to_string())
 }
 
-fn connected(path: &Path) -> rustix::io::Result<OwnedFd> {
+pub(crate) fn connected(path: &Path) -> rustix::io::Result<OwnedFd> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;

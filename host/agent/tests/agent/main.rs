@@ -15,6 +15,7 @@ mod introduced;
 mod lab;
 mod log;
 mod many;
+mod pages;
 mod rates;
 mod reload;
 mod restart;

@@ -51,8 +51,9 @@ const COUNTERS: [&str; 21] = [
     "multicast_rcv_packets",
     "multicast_xmit_packets",
 ];
-/// `hw_counters`: the names of Soft-RoCE, then those of mlx5 for values that it does not count.
-const HW_COUNTERS: [&str; 20] = [
+/// `hw_counters`: the names of Soft-RoCE, then those of mlx5 and EFA for values that it does not
+/// count.
+const HW_COUNTERS: [&str; 21] = [
     "sent_pkts",
     "rcvd_pkts",
     "duplicate_request",
@@ -73,6 +74,7 @@ const HW_COUNTERS: [&str; 20] = [
     "np_ecn_marked_roce_packets",
     "resp_remote_access_errors",
     "rx_icrc_encapsulated",
+    "retrans_pkts",
 ];
 
 /// The counters by their paths below a port.

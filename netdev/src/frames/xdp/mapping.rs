@@ -2,6 +2,7 @@
 //! (of the socket), and a number that the program reads.
 #![allow(unsafe_code)]
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -94,9 +95,33 @@ impl SharedWord {
     }
 }
 
+/// The memory of a file as numbers, which another process may have, too. A page of it takes memory
+/// once it is touched.
+#[derive(Debug)]
+pub(crate) struct SharedWords(Mapping);
+
+// SAFETY: its memory is accessed as atomic numbers alone.
+unsafe impl Sync for SharedWords {}
+
+impl SharedWords {
+    /// Maps the first `len` bytes of `fd`, which is a [memory file](memory_file) of that length at
+    /// least: access to a shorter one could end this process.
+    pub(crate) fn of_fd(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        Mapping::map(len, libc::MAP_SHARED, fd.as_raw_fd(), 0).map(Self)
+    }
+
+    /// The numbers.
+    pub(crate) fn words(&self) -> &[AtomicU64] {
+        let count = self.0.len() / size_of::<AtomicU64>();
+        // SAFETY: the mapping is aligned to a page, as long as this, and lives as long as `self`.
+        // Any bytes are numbers, and no access of this process to them is another than an atomic
+        // one. The other process can change them, and not the length.
+        unsafe { std::slice::from_raw_parts(self.0.base().as_ptr().cast(), count) }
+    }
+}
+
 /// A file of `len` zeroed bytes in memory, which keeps its size.
-pub(crate) fn memory_file(len: usize) -> io::Result<OwnedFd> {
-    let name = c"rocinante-frames";
+pub(crate) fn memory_file(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     let make = |flags| {
         // SAFETY: the name ends with a zero; a non-negative result is a descriptor without another
         // owner.
@@ -142,7 +167,7 @@ mod tests {
         if cfg!(miri) {
             return;
         }
-        let fd = memory_file(8192).unwrap();
+        let fd = memory_file(c"test", 8192).unwrap();
         let [one, two] = [(), ()].map(|()| Mapping::of_fd(fd.as_fd(), 0, 8192).unwrap());
         // SAFETY: both are mapped, and no other thread has them.
         let seen = unsafe {

@@ -324,7 +324,8 @@ fn register_memory(socket: &XdpSocket, wanted: u32) -> Result<(OwnedFd, Umem, u3
     loop {
         let no_memory =
             |e| OpenError::os(Backend::Xdp, "cannot map the packet memory", e, "lower ring_frames");
-        let memory = memory_file(Umem::bytes(2 * chunks)).map_err(no_memory)?;
+        let memory =
+            memory_file(c"rocinante-frames", Umem::bytes(2 * chunks)).map_err(no_memory)?;
         let umem = Umem::of_file(memory.as_fd(), 2 * chunks).map_err(no_memory)?;
         match socket.register(&umem) {
             Ok(()) => return Ok((memory, umem, chunks)),

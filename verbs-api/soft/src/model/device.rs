@@ -259,6 +259,50 @@ impl DeviceCounters {
         })
     }
 
+    /// Folder, name and value of the counters that the kernel has below `ports/1`: those of the
+    /// port (IBTA, PortCounters and PortCountersExtended), and those of Soft-RoCE and others.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn of_kernel(&self) -> [(&'static str, &'static str, u64); 30] {
+        let DeviceCounters { transport, drops, port, refused, handed_over, .. } = self;
+        // Data are in words of four bytes. All but the transport's headers count: a port of RoCE
+        // has no others of InfiniBand.
+        let words = |bytes: u64| bytes / 4;
+        let multicast = [transport.sent_multicast_pkts, transport.rcvd_multicast_pkts];
+        [
+            ("counters", "port_xmit_data", words(port.tx_bytes)),
+            ("counters", "port_rcv_data", words(port.rx_bytes)),
+            ("counters", "port_xmit_packets", port.tx_datagrams),
+            ("counters", "port_rcv_packets", port.rx_datagrams),
+            ("counters", "unicast_xmit_packets", port.tx_datagrams.saturating_sub(multicast[0])),
+            ("counters", "unicast_rcv_packets", port.rx_datagrams.saturating_sub(multicast[1])),
+            ("counters", "multicast_xmit_packets", multicast[0]),
+            ("counters", "multicast_rcv_packets", multicast[1]),
+            ("counters", "port_rcv_errors", port.rx_malformed + drops.malformed + drops.icrc),
+            ("counters", "port_xmit_discards", port.tx_failed + refused.0),
+            ("counters", "excessive_buffer_overrun_errors", port.rx_queue_drops + handed_over.1),
+            ("hw_counters", "sent_pkts", transport.sent_pkts),
+            ("hw_counters", "rcvd_pkts", transport.rcvd_pkts),
+            ("hw_counters", "duplicate_request", transport.duplicate_request),
+            ("hw_counters", "out_of_seq_request", transport.out_of_seq_request),
+            ("hw_counters", "rcvd_rnr_err", transport.rcvd_rnr_err),
+            ("hw_counters", "send_rnr_err", transport.send_rnr_err),
+            ("hw_counters", "rcvd_seq_err", transport.rcvd_seq_err),
+            ("hw_counters", "retry_exceeded_err", transport.retry_exceeded_err),
+            ("hw_counters", "retry_rnr_exceeded_err", transport.retry_rnr_exceeded_err),
+            ("hw_counters", "send_err", port.tx_failed),
+            ("hw_counters", "local_ack_timeout_err", transport.local_ack_timeout_err),
+            ("hw_counters", "implied_nak_seq_err", transport.implied_nak_seq_err),
+            ("hw_counters", "packet_seq_err", transport.rcvd_seq_err),
+            ("hw_counters", "np_cnp_sent", transport.sent_cnp),
+            ("hw_counters", "rp_cnp_handled", transport.rcvd_cnp),
+            ("hw_counters", "np_ecn_marked_roce_packets", transport.rcvd_ecn_ce),
+            ("hw_counters", "resp_remote_access_errors", transport.remote_access_errors),
+            ("hw_counters", "rx_icrc_encapsulated", drops.icrc),
+            ("hw_counters", "retrans_pkts", transport.retransmitted_pkts),
+        ]
+    }
+
     /// Adds what another shard counted.
     #[doc(hidden)]
     pub fn add(&mut self, other: &Self) {

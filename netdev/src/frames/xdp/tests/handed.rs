@@ -111,7 +111,7 @@ fn cannot_be_changed(io: &XdpIo, v0: &Interface) {
     ] {
         assert_eq!(errno(socket.make_ring(option, 1 << 20)), Some(libc::EBUSY), "{option}");
     }
-    let memory = memory_file(Umem::bytes(16)).expect("a file");
+    let memory = memory_file(c"test", Umem::bytes(16)).expect("a file");
     let other = Umem::of_file(memory.as_fd(), 16).expect("mapped");
     assert_eq!(errno(socket.register(&other)), Some(libc::EBUSY));
     for (interface, queue) in [(v0.index, 0), (v0.index, 1), (1, 0)] {

@@ -55,7 +55,7 @@ const LIES: [Lie; 17] = [
     }),
     ("rings of another size", |connection, ns, _| {
         let mut larger = opened(ns, 2 * CHUNKS);
-        larger[1] = memory_file(Umem::bytes(2 * CHUNKS)).expect("a file");
+        larger[1] = memory_file(c"test", Umem::bytes(2 * CHUNKS)).expect("a file");
         grant(&connection, GRANTED, &larger);
     }),
     ("no memory of constant size for its chunks", |connection, ns, _| {

@@ -1,0 +1,343 @@
+//! The pages in which programs publish what their devices have counted, and the sums of each
+//! container. A container may write anything there: its own figures are wrong then, and no others.
+//!
+//! A sum never gets less. It has what devices counted that have gone, and what an earlier agent
+//! read (`file`).
+
+mod file;
+mod serve;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use rocinante_netdev::handed::page::{self, COUNTERS, OBJECTS, QueuePair};
+
+use self::file::Kept;
+use crate::ends::End;
+use crate::journal::Seldom;
+use crate::limits::Limits;
+
+/// Pages of a container. What more devices count is not seen.
+const PAGES_MAX: usize = 256;
+/// Pages of all containers. Each takes three descriptors.
+const ALL_PAGES_MAX: usize = 8192;
+/// Names of devices of a container. Those of further ones are [`OTHER`].
+const DEVICES_MAX: usize = 16;
+const OTHER: &str = "other";
+/// Backends as they are named; another name is [`OTHER`].
+const BACKENDS: [&str; 4] = ["udp", "packet", "afxdp", "sim"];
+
+/// The values of a page, in the order of [`COUNTERS`].
+pub(crate) type Counters = [u64; COUNTERS.len()];
+
+/// All pages.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    file: file::CountersFile,
+    limits: Arc<Limits>,
+    inner: Mutex<Inner>,
+    unwritten: Mutex<Seldom>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// By the index of the host's end.
+    containers: BTreeMap<u32, Container>,
+    next: u64,
+    /// Whether the file has other values.
+    changed: bool,
+}
+
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+struct Container {
+    /// The host's end.
+    name: String,
+    /// The inode of its network namespace.
+    namespace: u64,
+    /// What devices have counted that are gone, by their names.
+    past: BTreeMap<String, Counters>,
+    /// The devices that are open, or were when an earlier agent ended, by a number of our own.
+    devices: BTreeMap<u64, Device>,
+}
+
+#[derive(Debug, Clone)]
+struct Device {
+    /// Its program gave it this number, and says it again to the next agent.
+    key: u64,
+    page: Option<Arc<File>>,
+    /// Its name, once it was read.
+    name: Option<String>,
+    counters: Counters,
+    /// The rest of the last reading.
+    now: Option<Now>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Now {
+    backend: &'static str,
+    why: String,
+    objects: [u64; OBJECTS.len()],
+}
+
+/// A page that was handed over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct PageId {
+    host_end: u32,
+    number: u64,
+}
+
+/// The devices of a container that have one name.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Sum {
+    pub(crate) counters: Counters,
+    pub(crate) objects: [u64; OBJECTS.len()],
+    /// Those that are open, by their backends, and the reason of each.
+    pub(crate) open: BTreeMap<&'static str, Vec<String>>,
+    /// Of those that are open, if they were asked for.
+    pub(crate) queue_pairs: Vec<QueuePair>,
+}
+
+/// The sums of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Sums {
+    /// The host's end.
+    pub(crate) name: String,
+    /// The inode of its network namespace.
+    pub(crate) namespace: u64,
+    /// By the names of its devices.
+    pub(crate) devices: BTreeMap<String, Sum>,
+}
+
+impl Pages {
+    /// With the sums that an earlier agent left beside the state at `state`.
+    pub(crate) fn new(
+        state: &std::path::Path,
+        namespace: u64,
+        per_second: u32,
+    ) -> io::Result<Self> {
+        let file = file::CountersFile::beside(state, namespace)?;
+        let containers = match file.read() {
+            Ok(kept) => kept.into_iter().map(|kept| (kept.host_end, kept.into())).collect(),
+            Err(why) => {
+                tracing::warn!("counters of earlier agents are lost: {why}");
+                BTreeMap::new()
+            }
+        };
+        let next = containers.values().flat_map(|it: &Container| it.devices.keys()).max();
+        let next = next.map_or(0, |last| last + 1);
+        Ok(Self {
+            file,
+            limits: Arc::new(Limits::new(per_second)),
+            inner: Mutex::new(Inner { containers, next, changed: false }),
+            unwritten: Mutex::default(),
+        })
+    }
+
+    /// Changes the number of pages that a container may ask for in a second.
+    pub(crate) fn set_rate(&self, per_second: u32) {
+        self.limits.set_rate(per_second);
+    }
+
+    /// The path of the file.
+    pub(crate) fn path(state: &std::path::Path) -> PathBuf {
+        file::path(state)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes up a page of a container that was handed to a device with this key. `None` if there
+    /// are too many.
+    fn begin(
+        &self,
+        (host_end, name, namespace): (u32, &str, u64),
+        key: u64,
+        page: File,
+    ) -> Option<PageId> {
+        let mut inner = self.lock();
+        let open = |it: &Container| it.devices.values().filter(|it| it.page.is_some()).count();
+        let all: usize = inner.containers.values().map(open).sum();
+        let number = inner.next;
+        let container = inner.containers.entry(host_end).or_default();
+        name.clone_into(&mut container.name);
+        container.namespace = namespace;
+        if all >= ALL_PAGES_MAX || open(container) >= PAGES_MAX {
+            return None;
+        }
+        let page = Some(Arc::new(page));
+        // It has counted on since an earlier agent read it.
+        let known = container.devices.iter_mut().find(|(_, it)| it.key == key && it.page.is_none());
+        if let Some((number, known)) = known {
+            known.page = page;
+            return Some(PageId { host_end, number: *number });
+        }
+        let device = Device { key, page, name: None, counters: Default::default(), now: None };
+        container.devices.insert(number, device);
+        // Of an earlier agent's there is no end.
+        while container.devices.len() > 2 * PAGES_MAX {
+            let lost = container.devices.iter().find(|(_, it)| it.page.is_none());
+            let Some(number) = lost.map(|(number, _)| *number) else { break };
+            container.bury(number);
+        }
+        inner.next += 1;
+        Some(PageId { host_end, number })
+    }
+
+    /// The device of a page has gone: what it has published last stays.
+    fn end(&self, id: PageId) {
+        self.read(Some(id.host_end));
+        let mut inner = self.lock();
+        if let Some(container) = inner.containers.get_mut(&id.host_end) {
+            container.bury(id.number);
+            inner.changed = true;
+        }
+    }
+
+    /// Reads all pages, or those of one container.
+    fn read(&self, of: Option<u32>) {
+        let inner = self.lock();
+        let containers = inner.containers.iter();
+        let wanted = containers.filter(|(host_end, _)| of.is_none_or(|of| of == **host_end));
+        let pages: Vec<(PageId, Arc<File>)> = wanted
+            .flat_map(|(&host_end, it)| {
+                let page = move |(&number, it): (&u64, &Device)| {
+                    Some((PageId { host_end, number }, it.page.clone()?))
+                };
+                it.devices.iter().filter_map(page)
+            })
+            .collect();
+        // A container may keep its pages busy.
+        drop(inner);
+        for (id, page) in pages {
+            let Some(reading) = page::read(&page) else { continue };
+            let mut inner = self.lock();
+            let Some(container) = inner.containers.get_mut(&id.host_end) else { continue };
+            inner.changed |= container.update(id.number, reading);
+        }
+    }
+
+    /// The last values, before the agent ends.
+    pub(crate) fn last(&self) {
+        self.read(None);
+        self.write();
+    }
+
+    /// The sums of all containers now; with the queue pairs of the one with this name. Containers
+    /// whose hosts' ends are not among `ends` are forgotten, if those are known.
+    pub(crate) fn sums(
+        &self,
+        ends: Option<&BTreeMap<u32, End>>,
+        with_queue_pairs: Option<&str>,
+    ) -> Vec<Sums> {
+        self.read(None);
+        let mut inner = self.lock();
+        let before = inner.containers.len();
+        let is_open = |it: &Container| it.devices.values().any(|it| it.page.is_some());
+        inner.containers.retain(|index, it| {
+            let end = ends.and_then(|ends| ends.get(index));
+            if let Some(end) = end {
+                it.name.clone_from(&end.name);
+            }
+            ends.is_none() || end.is_some() || is_open(it)
+        });
+        inner.changed |= inner.containers.len() != before;
+        let sums = inner.containers.values().map(|it| {
+            let devices = it.sums(with_queue_pairs.is_some_and(|name| name == it.name));
+            Sums { name: it.name.clone(), namespace: it.namespace, devices }
+        });
+        let sums = sums.collect();
+        drop(inner);
+        self.write();
+        sums
+    }
+
+    /// Writes the sums to the file, if they have changed.
+    pub(crate) fn write(&self) {
+        let mut inner = self.lock();
+        if !std::mem::take(&mut inner.changed) {
+            return;
+        }
+        let kept = inner.containers.iter().map(|(host_end, it)| Kept::of(*host_end, it)).collect();
+        // Under the lock: the last one has the last values.
+        if let Err(error) = self.file.write(kept) {
+            inner.changed = true;
+            let mut unwritten = self.unwritten.lock().unwrap_or_else(PoisonError::into_inner);
+            if unwritten.permits(Instant::now()) {
+                tracing::error!("counters cannot be written: {error}");
+            }
+        }
+    }
+}
+
+impl Container {
+    /// The name by which a device is counted.
+    fn named(&self, name: &str) -> String {
+        let others = self.devices.values().filter_map(|it| it.name.as_ref());
+        let known: std::collections::BTreeSet<&String> = self.past.keys().chain(others).collect();
+        let is_known = known.iter().any(|known| *known == name);
+        if is_known || known.len() < DEVICES_MAX { name.to_owned() } else { OTHER.to_owned() }
+    }
+
+    /// Takes a reading over. Returns whether something has changed that stays.
+    fn update(&mut self, number: u64, reading: page::Reading) -> bool {
+        let page::Reading { head, objects, counters } = reading;
+        let name = self.named(&head.device);
+        let Some(device) = self.devices.get_mut(&number) else { return false };
+        device.name.get_or_insert(name);
+        let backend = BACKENDS.into_iter().find(|it| *it == head.backend).unwrap_or(OTHER);
+        device.now = Some(Now { backend, why: head.why, objects });
+        let mut changed = false;
+        for (last, now) in device.counters.iter_mut().zip(counters) {
+            changed |= now > *last;
+            *last = now.max(*last);
+        }
+        changed
+    }
+
+    /// Adds what a device has counted to the past.
+    fn bury(&mut self, number: u64) {
+        let Some(Device { name, counters, .. }) = self.devices.remove(&number) else { return };
+        let Some(name) = name else { return };
+        add(self.past.entry(name).or_default(), &counters);
+    }
+
+    fn sums(&self, with_queue_pairs: bool) -> BTreeMap<String, Sum> {
+        let past = self
+            .past
+            .iter()
+            .map(|(name, counters)| (name.clone(), Sum { counters: *counters, ..Sum::default() }));
+        let mut sums: BTreeMap<String, Sum> = past.collect();
+        for device in self.devices.values() {
+            let Some(name) = &device.name else { continue };
+            let sum = sums.entry(name.clone()).or_default();
+            add(&mut sum.counters, &device.counters);
+            let (Some(now), Some(page)) = (&device.now, &device.page) else { continue };
+            add(&mut sum.objects, &now.objects);
+            sum.open.entry(now.backend).or_default().push(now.why.clone());
+            if with_queue_pairs {
+                sum.queue_pairs.extend(page::queue_pairs(page));
+            }
+        }
+        sums
+    }
+}
+
+fn add<const N: usize>(sums: &mut [u64; N], more: &[u64; N]) {
+    sums.iter_mut().zip(more).for_each(|(sum, more)| *sum = sum.saturating_add(*more));
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        (self.key, &self.name, self.counters) == (other.key, &other.name, other.counters)
+    }
+}
+
+impl Eq for Device {}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,244 @@
+//! The page of a device: memory that an agent makes, in which a program publishes what its device
+//! has counted. `docs/agent.md` describes how it is asked for and its layout, which this file has
+//! for both sides.
+//!
+//! Words are numbers of eight bytes of the machine's order. Version, texts and sizes come first,
+//! then a section for each shard, then the rows of queue pairs. A section and its rows are written
+//! under its sequence number, which is odd meanwhile.
+
+mod read;
+mod write;
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::net::{RecvFlags, ReturnFlags};
+use serde::{Deserialize, Serialize};
+
+pub use self::read::{Reading, queue_pairs, read};
+pub use self::write::{Page, Section};
+use crate::frames::xdp::memory_file;
+use crate::kernel::rights;
+
+/// The version of the layout.
+pub const VERSION: u64 = 1;
+/// Bytes of a page. Only those that are written take memory.
+pub const BYTES: usize = ROWS_AT + ROWS_MAX * ROW_BYTES;
+/// The most queue pairs of all shards together.
+pub const ROWS_MAX: usize = 4096;
+/// The most shards.
+pub const SHARDS_MAX: usize = super::message::SHARDS_MAX;
+
+const ROW_BYTES: usize = 64;
+const SECTION_BYTES: usize = 512;
+const SECTIONS_AT: usize = 1024;
+const ROWS_AT: usize = SECTIONS_AT + SHARDS_MAX * SECTION_BYTES;
+
+/// Words of the head.
+mod head {
+    pub(super) const VERSION: usize = 0;
+    pub(super) const SEQUENCE: usize = 1;
+    pub(super) const SHARDS: usize = 2;
+    /// The number of counters: a later version has more behind those of this one.
+    pub(super) const COUNTERS: usize = 3;
+    pub(super) const DEVICE: std::ops::Range<usize> = 8..16;
+    pub(super) const BACKEND: std::ops::Range<usize> = 16..18;
+    pub(super) const WHY: std::ops::Range<usize> = 24..88;
+    pub(super) const END: usize = WHY.end;
+}
+
+/// Words of a section.
+mod section {
+    pub(super) const SEQUENCE: usize = 0;
+    /// Rows that may have a queue pair.
+    pub(super) const ROWS: usize = 1;
+    pub(super) const OBJECTS: usize = 2;
+    pub(super) const COUNTERS: usize = OBJECTS + super::OBJECTS.len();
+    pub(super) const END: usize = super::SECTION_BYTES / 8;
+}
+
+const _: () = assert!(head::END * 8 <= SECTIONS_AT);
+const _: () = assert!(section::COUNTERS + COUNTERS.len() <= section::END);
+
+/// The counters, in the order of a page: the kernel's names for those of a port and of a driver,
+/// each with its meaning. New ones come last.
+pub const COUNTERS: [(&str, &str); 30] = [
+    ("port_xmit_data", "Bytes sent, in words of four"),
+    ("port_rcv_data", "Bytes received, in words of four"),
+    ("port_xmit_packets", "Packets sent"),
+    ("port_rcv_packets", "Packets received"),
+    ("unicast_xmit_packets", "Packets sent to one receiver"),
+    ("unicast_rcv_packets", "Packets received that were for one receiver"),
+    ("multicast_xmit_packets", "Packets sent to a group"),
+    ("multicast_rcv_packets", "Packets received that were for a group"),
+    ("port_rcv_errors", "Malformed packets, and those with a wrong checksum"),
+    ("port_xmit_discards", "Packets that the kernel refused"),
+    ("excessive_buffer_overrun_errors", "Packets lost because a queue was full"),
+    ("sent_pkts", "Packets sent by queue pairs"),
+    ("rcvd_pkts", "Packets accepted by queue pairs"),
+    ("duplicate_request", "Requests that arrived again"),
+    ("out_of_seq_request", "Requests that arrived after a gap"),
+    ("rcvd_rnr_err", "Receiver-not-ready NAKs received"),
+    ("send_rnr_err", "Receiver-not-ready NAKs sent"),
+    ("rcvd_seq_err", "Sequence NAKs received"),
+    ("retry_exceeded_err", "Queue pairs that gave up on a peer that does not answer"),
+    ("retry_rnr_exceeded_err", "Queue pairs that gave up on a peer without posted receives"),
+    ("send_err", "Packets that could not be sent"),
+    ("local_ack_timeout_err", "Acknowledgement timeouts"),
+    ("implied_nak_seq_err", "Repetitions because a later response arrived first"),
+    ("packet_seq_err", "Sequence NAKs received, by their name in mlx5"),
+    ("np_cnp_sent", "Congestion notifications sent"),
+    ("rp_cnp_handled", "Congestion notifications received"),
+    ("np_ecn_marked_roce_packets", "Packets received with a congestion mark"),
+    ("resp_remote_access_errors", "Requests refused for a key, range or permission"),
+    ("rx_icrc_encapsulated", "Packets with a wrong checksum of the transport"),
+    ("retrans_pkts", "Packets sent again"),
+];
+
+/// The objects of a device, in the order of a page, as rdma-resource(8) names them.
+pub const OBJECTS: [&str; 5] = ["pd", "cq", "srq", "qp", "mr"];
+/// The states of a queue pair, by their numbers in a page.
+pub const STATES: [&str; 7] = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
+/// The services of a queue pair, by their numbers in a page.
+pub const SERVICES: [&str; 3] = ["RC", "UC", "UD"];
+
+/// The facts about a device that do not change.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Head {
+    /// Its name; 64 bytes of it are published.
+    pub device: String,
+    /// Its backend's name.
+    pub backend: String,
+    /// The reason for this backend; 512 bytes of it are published.
+    pub why: String,
+    /// The number of shards.
+    pub shards: usize,
+}
+
+/// A queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueuePair {
+    /// Its number, and that of its peer; 24 bits.
+    pub numbers: [u32; 2],
+    /// By its number in [`STATES`].
+    pub state: u8,
+    /// By its number in [`SERVICES`].
+    pub service: u8,
+    /// Its peer's address.
+    pub peer: Option<IpAddr>,
+    /// Packets and bytes sent.
+    pub sent: [u64; 2],
+    /// Packets and bytes received.
+    pub received: [u64; 2],
+    /// Packets sent again, modulo 2^32.
+    pub repeated: u32,
+    /// Receiver-not-ready NAKs received, modulo 2^32.
+    pub not_ready: u32,
+}
+
+/// The socket for pages of an agent whose socket is at `socket`.
+#[must_use]
+pub fn path(socket: &Path) -> PathBuf {
+    socket.with_extension("page")
+}
+
+/// The longest message, in bytes.
+const MESSAGE_BYTES_MAX: usize = 256;
+const SPACE: usize = rustix::cmsg_space!(ScmRights(1));
+
+/// A program's request for a page.
+#[derive(Serialize, Deserialize)]
+struct Ask {
+    version: u32,
+    key: u64,
+}
+
+/// An agent's answer, with the page's descriptor.
+#[derive(Serialize, Deserialize)]
+struct Answer {
+    version: u32,
+    bytes: usize,
+}
+
+/// Asks for a page, without waiting. `key` is any number that this program gives no other device.
+///
+/// # Errors
+/// The kernel's.
+pub fn ask(to: impl AsFd, key: u64) -> io::Result<()> {
+    rights::send::<SPACE>(to, &bytes_of(&Ask { version: super::VERSION, key }), &[])
+}
+
+/// The page that an agent hands over, if it has answered.
+///
+/// # Errors
+/// `WouldBlock` if there is no answer yet; `UnexpectedEof` if there will be none; `InvalidData` if
+/// it is none; the kernel's.
+pub fn receive(from: impl AsFd) -> io::Result<Page> {
+    let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+    let mut bytes = [0; MESSAGE_BYTES_MAX];
+    let (count, flags, mut descriptors) =
+        rights::receive::<SPACE>(from, &mut bytes, RecvFlags::DONTWAIT)?;
+    match count {
+        0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+        _ if flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) => return Err(invalid()),
+        _ => {}
+    }
+    let answer: Answer = serde_json::from_slice(&bytes[..count])?;
+    let page = descriptors.pop().filter(|_| answer.version == super::VERSION);
+    Page::of_fd(page.ok_or_else(invalid)?.as_fd(), answer.bytes)
+}
+
+/// The key of a request, for an agent, without waiting. A message with descriptors stays where it
+/// is: the kernel would close them here, which may take any time.
+///
+/// # Errors
+/// `WouldBlock` if there is no message yet; `UnexpectedEof` if there will be none; `InvalidData` if
+/// it is none, or of another version; the kernel's.
+pub fn asked(from: impl AsFd) -> io::Result<u64> {
+    let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+    let peek = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    let (_, flags, _) = rights::receive::<0>(&from, &mut [], peek)?;
+    if flags.contains(ReturnFlags::CTRUNC) {
+        return Err(invalid());
+    }
+    let mut bytes = [0; MESSAGE_BYTES_MAX];
+    let (count, flags, _) = rights::receive::<0>(from, &mut bytes, RecvFlags::DONTWAIT)?;
+    if count == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let ask: Ask = serde_json::from_slice(&bytes[..count])?;
+    let is_ours = ask.version == super::VERSION && !flags.contains(ReturnFlags::TRUNC);
+    is_ours.then_some(ask.key).ok_or_else(invalid)
+}
+
+/// A fresh page, whose size no process can change.
+///
+/// # Errors
+/// No descriptor left.
+pub fn make() -> io::Result<OwnedFd> {
+    memory_file(c"rocinante-page", BYTES)
+}
+
+/// Hands a page over, without waiting.
+///
+/// # Errors
+/// The kernel's: the program has gone.
+pub fn hand_over(to: impl AsFd, page: BorrowedFd<'_>) -> io::Result<()> {
+    let answer = Answer { version: super::VERSION, bytes: BYTES };
+    rights::send::<SPACE>(to, &bytes_of(&answer), &[page])
+}
+
+fn bytes_of(message: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(message).expect("plain values without maps")
+}
+
+/// The first row of a shard and the number of its rows.
+fn rows_of(shard: usize, shards: usize) -> (usize, usize) {
+    let each = ROWS_MAX / shards.max(1);
+    (shard * each, each)
+}
+
+#[cfg(test)]
+mod tests;

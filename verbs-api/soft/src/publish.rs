@@ -1,0 +1,150 @@
+//! Publishes what a device has counted in the page that an agent hands over: its shards each when
+//! they are driven, and at the end.
+
+use std::sync::Arc;
+
+use rocinante_netdev::Slots;
+use rocinante_netdev::handed::page::{Head, OBJECTS, QueuePair};
+use rocinante_stack::types::{Qpn, Time};
+
+use super::device::counted;
+use super::events::Events;
+use super::shard::Shard;
+use crate::tuning::pages::{EVERY_NS, ROWS_EACH};
+
+/// The shards' way to the page of their device.
+pub(super) struct Publisher {
+    slots: Arc<Slots>,
+    head: Head,
+    events: Arc<Events>,
+}
+
+/// The turns of a shard.
+pub(super) struct Turns {
+    publisher: Option<Arc<Publisher>>,
+    shard: usize,
+    /// When it publishes again, if it is driven then.
+    due: Time,
+    /// The queue pair to begin with.
+    row: usize,
+}
+
+impl Publisher {
+    /// For the device `name` of `shards` shards, with a backend for this reason. `None` if it has
+    /// no address that it could share: then it has no connection to an agent.
+    pub(super) fn new(
+        slots: Option<&Arc<Slots>>,
+        (name, backend, why): (&str, &str, &str),
+        shards: usize,
+        events: &Arc<Events>,
+    ) -> Option<Arc<Self>> {
+        let (device, backend, why) = (name.into(), backend.into(), why.into());
+        let head = Head { device, backend, why, shards };
+        Some(Arc::new(Self { slots: slots?.clone(), head, events: events.clone() }))
+    }
+}
+
+impl Default for Turns {
+    /// None.
+    fn default() -> Self {
+        Self::new(None, 0)
+    }
+}
+
+impl Turns {
+    pub(super) fn new(publisher: Option<Arc<Publisher>>, shard: usize) -> Self {
+        let due = if publisher.is_some() { Time(0) } else { Time::NEVER };
+        Self { publisher, shard, due, row: 0 }
+    }
+
+    /// Whether it is time.
+    #[inline]
+    pub(super) fn is_due(&self, now: Time) -> bool {
+        now >= self.due
+    }
+}
+
+impl Shard {
+    /// Publishes the counters, and some of the queue pairs in turn.
+    #[cold]
+    pub(super) fn publish(&mut self, now: Time) {
+        self.turns.due = now.after(EVERY_NS);
+        self.publish_rows(ROWS_EACH);
+    }
+
+    /// Publishes all, for the last time.
+    pub(super) fn publish_all(&mut self) {
+        self.turns.row = 0;
+        self.publish_rows(usize::MAX);
+    }
+
+    fn publish_rows(&mut self, count: usize) {
+        let Some(publisher) = self.turns.publisher.clone() else { return };
+        let Some(page) = publisher.slots.page() else { return };
+        let counters = counted(self).of_kernel();
+        let Self { engine, host, turns, .. } = self;
+        let is_first = turns.shard == 0;
+        // All shards have the same of these.
+        let shared = |count: usize| if is_first { count } else { 0 };
+        let pds = if is_first { publisher.events.pds() } else { 0 };
+        let objects: [usize; OBJECTS.len()] = [
+            pds,
+            shared(host.cqs.len()),
+            engine.srq_count(),
+            engine.qp_count(),
+            shared(host.regions.len()),
+        ];
+        page.publish(&publisher.head, turns.shard, |section| {
+            section.objects(objects);
+            section.counters(counters.map(|(_, _, count)| count));
+            let end = host.qps.end().min(section.rows());
+            section.rows_end(end);
+            if turns.row >= end {
+                turns.row = 0;
+            }
+            let rows = turns.row..end.min(turns.row.saturating_add(count));
+            turns.row = rows.end;
+            for row in rows {
+                let qp = host.qps.get(row as u32).and_then(|qp| row_of(engine, qp.qpn()));
+                section.row(row, qp.as_ref());
+            }
+        });
+    }
+}
+
+fn row_of(engine: &rocinante_stack::Engine, qpn: Qpn) -> Option<QueuePair> {
+    let (state, attr, init) = engine.query_qp(qpn)?;
+    let counters = engine.qp_counters(qpn)?;
+    Some(QueuePair {
+        numbers: [qpn.value(), attr.dest_qpn.map_or(0, Qpn::value)],
+        state: state as u8,
+        service: init.qp_type as u8,
+        peer: attr.peer.map(|peer| peer.remote),
+        sent: [counters.sent_pkts, counters.sent_bytes],
+        received: [counters.rcvd_pkts, counters.rcvd_bytes],
+        repeated: counters.retransmitted_pkts as u32,
+        not_ready: counters.rcvd_rnr_err as u32,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use rocinante_netdev::handed::page::{COUNTERS, SERVICES, STATES};
+    use rocinante_stack::verbs::{QpState, QpType};
+
+    use crate::model::device::DeviceCounters;
+
+    /// A page has numbers in the place of names.
+    #[test]
+    fn the_numbers_of_a_page_are_those_of_its_names() {
+        let names = DeviceCounters::default().of_kernel().map(|(_, name, _)| name);
+        assert_eq!(names, COUNTERS.map(|(name, _)| name));
+        use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
+        for state in [Reset, Init, Rtr, Rts, Sqd, Sqe, Err] {
+            assert_eq!(state.to_string(), STATES[state as usize]);
+        }
+        for service in [QpType::Rc, QpType::Uc, QpType::Ud] {
+            assert_eq!(format!("{service:?}").to_uppercase(), SERVICES[service as usize]);
+        }
+    }
+}
