@@ -368,10 +368,7 @@ impl Inner {
             Some(_) | None => (!follows).then(|| given.unwrap_or_else(|| now.clone())),
         };
         let sources = fixed.clone().unwrap_or(now);
-        let bounds = {
-            let known = (introduced.as_ref(), called.as_ref());
-            config.bounds(&subject(&host.name, known, &sources))?
-        };
+        let bounds = config.bounds(&subject(&host.name, introduced.as_ref(), &sources))?;
         let end = HostEnd { index: host.index, name: host.name, sources, bounds };
         let interface = own.name.clone();
         Ok(FoundEnd { end, peer, namespace, fixed, introduced, called, interface })

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use super::{Container, Containers, Inner};
-use crate::called::Called;
 use crate::class::Subject;
 use crate::config::Config;
 use crate::control::ClassStatus;
@@ -11,13 +10,14 @@ use crate::host::Sources;
 use crate::limits::Share;
 use crate::state::Introduced;
 
-/// The facts that decide a class.
+/// The facts that decide a class. The name of a control group is none: a user of the host may
+/// choose it, and another container of a pod that asks last.
 pub(super) fn subject<'a>(
     end: &'a str,
-    (introduced, called): (Option<&'a Introduced>, Option<&'a Called>),
+    introduced: Option<&'a Introduced>,
     sources: &'a Sources,
 ) -> Subject<'a> {
-    let called = introduced.map(|it| &it.called).or(called);
+    let called = introduced.map(|it| &it.called);
     Subject {
         end,
         id: called.map(|it| it.id.as_str()),
@@ -30,8 +30,7 @@ pub(super) fn subject<'a>(
 impl Container {
     /// Its class in this configuration.
     pub(super) fn class(&self, config: &Config) -> ClassStatus {
-        let of =
-            subject(&self.name, (self.introduced.as_ref(), self.called.as_ref()), &self.sources);
+        let of = subject(&self.name, self.introduced.as_ref(), &self.sources);
         match config.bounds(&of) {
             Ok(bounds) => ClassStatus::Of(bounds),
             Err(_) => ClassStatus::Gone { name: of.class.unwrap_or_default().to_owned() },

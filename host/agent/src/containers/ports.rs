@@ -263,7 +263,7 @@ mod tests {
     fn end(index: u32, config: &Config) -> HostEnd {
         let sources = Sources { mac: [2; 6], addresses: addresses().into() };
         let name = format!("end{index}");
-        let bounds = config.bounds(&subject(&name, (None, None), &sources)).expect("a class");
+        let bounds = config.bounds(&subject(&name, None, &sources)).expect("a class");
         HostEnd { index, name, sources, bounds }
     }
 

@@ -94,6 +94,8 @@ fn each_container_has_the_name_of_its_control_group() {
         groups_or_skip!("called::each_container", &[docker.as_bytes()]),
         groups_or_skip!("called::each_container", &[podman.as_bytes(), forged.as_bytes()]),
     ];
+    // A class is chosen by the engine's own word.
+    host.configure("class = [{ name = \"gold\", engines = [\"docker\", \"test\"] }]");
     host.start();
     let mut askers: Vec<Asker> = (0..3).map(|of| host.asker(of)).collect();
     groups.iter().zip(&askers).for_each(|(groups, asker)| groups.take(asker));
@@ -110,6 +112,7 @@ fn each_container_has_the_name_of_its_control_group() {
         assert_eq!(named(0), [Some("docker".into()), Some(ids[0].clone())]);
         assert_eq!(named(1), [Some("libpod".into()), Some(ids[1].clone())]);
         assert_eq!(named(2), [None, None]);
+        assert!(!status.to_string().contains("gold"), "{status:#}");
         let (is_good, said) = host.operator(&["status", &ids[1][..8]]);
         assert!(is_good && said.contains("\"veth1\"") && !said.contains("\"veth0\""), "{said}");
         host.kill();
@@ -130,6 +133,7 @@ fn each_container_has_the_name_of_its_control_group() {
     control::introduce(&host.control(), &about).expect("served");
     askers[0].granted(host.addresses(0)[0]);
     assert_eq!(host.status()["containers"][0]["id"], "c0ffee0");
+    assert_eq!(host.status()["containers"][0]["class"]["name"], "gold");
     let (is_good, said) = host.operator(&["status", &ids[0][..8]]);
     assert!(!is_good, "{said}");
     // Also that of a container which gets nothing.
