@@ -214,7 +214,7 @@ fn no_field_of_the_result_before_is_lost() {
     assert_eq!(said, config["prevResult"]);
 }
 
-/// An agent that dies at each step, or is another program. The runtime then deletes, and adds again.
+/// An agent that dies at each step, or is another program. The runtime then deletes and adds again.
 #[test]
 fn an_agent_that_says_half_of_it_is_an_error() {
     let place = Place::new("half");
