@@ -138,9 +138,9 @@ fn redirection(ifb: &Map) -> Vec<Insn> {
     asm.assemble()
 }
 
-/// Drops frames beyond a rate. The map has the time at which the frames that passed so far are worth
-/// the rate: a frame that would have it be more than a burst ahead of the clock is dropped. Each
-/// processor adds to it atomically, so that what passes on several at once is counted.
+/// Drops frames beyond a rate. The map has the time at which the frames that passed so far are
+/// worth the rate: a frame that would have it be more than a burst ahead of the clock is dropped.
+/// Each processor adds to it atomically, so that what passes on several at once is counted.
 fn policer(worth: &Map, dropped: &Map, rate: Rate, burst: u64) -> Vec<Insn> {
     use Reg::{R0, R1, R2, R3, R4, R6, R7, R8, R9};
     /// Offset of `len` in `struct __sk_buff`.

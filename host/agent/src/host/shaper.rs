@@ -1,7 +1,7 @@
-//! Rates at the host's end of a container. Towards the container a tbf at the root of the end. From
-//! it a program at the tcx ingress of the end, behind all others, that sends each frame through a
-//! tbf on an ifb, from where the kernel takes it up again; or, where nft chains at the ingress would
-//! not see such frames, that drops those beyond the rate.
+//! Rates at the host's end of a container. Towards the container a tbf at the root of the end.
+//! From it a program at the tcx ingress of the end, behind all others, that sends each frame
+//! through a tbf on an ifb, from where the kernel takes it up again; or, where nft chains at the
+//! ingress would not see such frames, that drops those beyond the rate.
 //!
 //! Names and a handle of its own show an agent its parts, so that others' are never changed.
 
@@ -157,8 +157,8 @@ impl Shaper {
     /// one the parts of ours go. May be called again, and repairs a missing part.
     ///
     /// # Errors
-    /// Something of others is in the way, and stays as it is; or the kernel's. Then the rate towards
-    /// the container may be in force, and that from it is not, or the one before.
+    /// Something of others is in the way, and stays as it is; or the kernel's. Then the rate
+    /// towards the container may be in force, and that from it is not, or the one before.
     pub fn set(&mut self, end: u32, name: &str, rates: Rates) -> Done<()> {
         match rates.ingress {
             Some(rate) => self.shape(end, name, rate)?,
