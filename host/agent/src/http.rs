@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::CONTENT_TYPE;
+use hyper::header::{ACCEPT, CONTENT_TYPE};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -20,7 +20,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Mutex, Semaphore};
 
 use crate::journal::Seldom;
-use crate::metrics::{self, Facts};
+use crate::metrics::{self, Facts, Format};
 
 /// Connections at a time.
 const CLIENTS_MAX: usize = 16;
@@ -32,7 +32,6 @@ const REST: Duration = Duration::from_millis(100);
 /// Bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 8 << 10;
 
-const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const JSON: &str = "application/json";
 const TEXT: &str = "text/plain; charset=utf-8";
 
@@ -132,8 +131,13 @@ where
     if request.method() != Method::GET {
         return plain(StatusCode::METHOD_NOT_ALLOWED, "GET alone\n");
     }
-    let path = request.uri().path().to_owned();
-    let Some(page) = Page::at(&path) else {
+    let accepted = request.headers().get_all(ACCEPT).iter();
+    let mut accepted = accepted.filter_map(|it| it.to_str().ok());
+    let format = match accepted.any(|it| it.contains("application/openmetrics-text")) {
+        true => Format::OpenMetrics,
+        false => Format::Prometheus,
+    };
+    let Some(page) = Page::at(request.uri().path()) else {
         let all = "/metrics, /v1/containers, /v1/containers/NAME, /v1/node and /healthz\n";
         return plain(StatusCode::NOT_FOUND, all);
     };
@@ -143,7 +147,7 @@ where
     let turn = turn.lock_owned().await;
     let work = move || {
         let _turn = turn;
-        page.answer(&*facts)
+        page.answer(&*facts, format)
     };
     match tokio::task::spawn_blocking(work).await {
         Ok(Some((kind, text))) => response(StatusCode::OK, kind, text),
@@ -182,10 +186,16 @@ impl Page {
     }
 
     /// The kind of text, and the text.
-    fn answer(&self, facts: &impl Fn(Option<&str>) -> Facts) -> Option<(&'static str, String)> {
+    fn answer(
+        &self,
+        facts: &impl Fn(Option<&str>) -> Facts,
+        format: Format,
+    ) -> Option<(&'static str, String)> {
         match self {
             Self::Health => Some((TEXT, "ok\n".into())),
-            Self::Metrics => Some((OPENMETRICS, metrics::openmetrics(facts(None)).ok()?)),
+            Self::Metrics => {
+                Some((format.content_type(), metrics::text(facts(None), format).ok()?))
+            }
             Self::Node => Some((JSON, metrics::node(&facts(None)).to_string())),
             Self::Containers => Some((JSON, metrics::containers(&facts(None)).to_string())),
             Self::Container(name) => {

@@ -1,10 +1,12 @@
-//! The facts of a scrape: as OpenMetrics, and as JSON.
+//! The facts of a scrape: as metrics, and as JSON.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, text};
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeMetric as _, MetricEncoder, prometheus_text, text,
+};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::exemplar::Exemplar;
@@ -126,15 +128,36 @@ pub(crate) fn node(facts: &Facts) -> Value {
     json!({ "agent": facts.agent, "ring_bytes": ring, "containers_fallen_back": fallen_back })
 }
 
-/// All, as OpenMetrics.
+/// A text format for metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    OpenMetrics,
+    /// Prometheus's, which has no type for facts. promtool reads it alone.
+    Prometheus,
+}
+
+impl Format {
+    /// The kind of text, for HTTP.
+    pub(crate) fn content_type(self) -> &'static str {
+        match self {
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::Prometheus => prometheus_text::CONTENT_TYPE,
+        }
+    }
+}
+
+/// All, as metrics.
 ///
 /// # Errors
 /// None that is known.
-pub(crate) fn openmetrics(facts: Facts) -> Result<String, fmt::Error> {
+pub(crate) fn text(facts: Facts, format: Format) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(facts));
     let mut to = String::new();
-    text::encode(&mut to, &registry)?;
+    match format {
+        Format::OpenMetrics => text::encode(&mut to, &registry)?,
+        Format::Prometheus => prometheus_text::encode(&mut to, &registry)?,
+    }
     Ok(to)
 }
 

@@ -51,7 +51,7 @@ fn names(text: &str) -> BTreeSet<&str> {
 
 #[test]
 fn a_scrape_has_each_thing_once_with_its_labels() {
-    let text = openmetrics(facts()).expect("encoded");
+    let text = text(facts(), Format::OpenMetrics).expect("encoded");
     for line in [
         "rocinante_sent_pkts_total{container=\"v1\",device=\"eth0\"} 8",
         "rocinante_retrans_pkts_total{container=\"v2\",device=\"eth1\"} 9",
@@ -116,8 +116,11 @@ fn expressions(of: &Value, into: &mut Vec<String>) {
 
 #[test]
 fn the_dashboard_and_the_alerts_name_metrics_of_a_scrape() {
-    let text = openmetrics(facts()).expect("encoded");
+    let text = text(facts(), Format::OpenMetrics).expect("encoded");
     let all = names(&text);
+    // The other format has the same samples.
+    let plain = super::text(facts(), Format::Prometheus).expect("encoded");
+    assert_eq!(names(&plain), all);
     let dashboard: Value =
         serde_json::from_str(include_str!("../../dist/grafana.json")).expect("JSON");
     let mut wanted = Vec::new();

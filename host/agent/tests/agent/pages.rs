@@ -283,7 +283,10 @@ fn a_bad_request_for_metrics_gets_an_answer_or_none() {
         all.contains(" 200 ")
     });
     drop(silent);
-    assert!(got(&host, "/metrics").ends_with("# EOF\n"));
+    let accept = "GET /metrics HTTP/1.1\r\nHost: a\r\nAccept: application/openmetrics-text\r\n\r\n";
+    let (status, text) = asked(&host, accept);
+    assert!(status == 200 && text.ends_with("# EOF\n"), "{text}");
+    assert!(!got(&host, "/metrics").contains("# EOF"), "promtool reads no OpenMetrics");
     // Another process has the place: ports are more important.
     let taken = host.dir().join("metrics.sock");
     host.terminate();
