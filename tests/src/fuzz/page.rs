@@ -1,7 +1,7 @@
 //! Pages of counters, in which a program writes any word at any time.
 //!
-//! A reading is within its bounds. What the program then publishes in the proper way is read, unless
-//! it has spoilt the head, or another shard's part.
+//! A reading is within its bounds. What the program then publishes in the proper way is read,
+//! unless it has spoilt the head, or another shard's part.
 
 use std::fs::File;
 use std::net::IpAddr;
