@@ -1,7 +1,7 @@
 //! Pages of counters, in which a program writes any word at any time.
 //!
-//! A reading is within its bounds. What the program then publishes in the proper way is read,
-//! unless it has spoilt the head, or another shard's part.
+//! A reading is within its bounds. In a fresh page all is read that the program publishes in the
+//! proper way.
 
 use std::fs::File;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use super::Input;
 
 /// Values that something might take for a size, an index, or a sequence number.
 const VALUES: [u64; 8] = [0, 1, 2, 3, 64, 65, 4096, u64::MAX];
-/// The last byte of the first sections, where most words have a meaning, and of the first rows.
+/// The head, two sections and eight rows, where most words have a meaning.
 const NEAR: [(u64, u64); 3] = [(0, 1024), (1024, 2048), (33_792, 34_304)];
 
 pub(super) fn run(data: &[u8]) {
