@@ -26,8 +26,14 @@ const PROGRAMS: [(&str, &str); 3] = [
 ];
 /// The directory of the files that start the agent.
 const AGENT: &str = "host/agent/dist";
-const AGENT_FILES: [&str; 4] =
-    ["Containerfile", "agent.toml", "cdi.json", "rocinante-agent.service"];
+const AGENT_FILES: [&str; 6] = [
+    "Containerfile",
+    "agent.toml",
+    "alerts.yml",
+    "cdi.json",
+    "grafana.json",
+    "rocinante-agent.service",
+];
 /// The libraries that `rocinante run` preloads: as cargo builds them, and as they are called beside
 /// the command.
 const LIBRARIES: [(&str, &str); 2] = [
