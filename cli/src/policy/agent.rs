@@ -74,9 +74,14 @@ fn of(container: &Value) -> Vec<(String, [Effect; 3])> {
             }
         }
     }
+    // Of the uplinks that the agent shares.
+    for share in ["uplink_rate", "uplink_ceil"] {
+        let Some(bits) = class[share].as_u64() else { continue };
+        limits.push((format!("{name}: {share} {bits} bit/s"), BINDS));
+    }
     let others = class.as_object().into_iter().flatten();
-    let others =
-        others.filter(|(key, _)| !["name", "ingress_rate", "egress_rate"].contains(&key.as_str()));
+    let is_other = |key: &str| key != "name" && !key.ends_with("_rate") && !key.ends_with("_ceil");
+    let others = others.filter(|(key, _)| is_other(key));
     let others: Vec<String> = others.map(|(key, value)| format!("{key} {value}")).collect();
     let others = match others.as_slice() {
         [] => "which is not configured: no ports".to_owned(),
@@ -93,20 +98,22 @@ mod tests {
     #[test]
     fn each_limit_says_whom_it_binds() {
         let mut container = json!({
-            "class": { "name": "half", "ports_max": 8, "ingress_rate": 500, "egress_rate": 600 },
+            "class": { "name": "half", "ports_max": 8, "ingress_rate": 500, "egress_rate": 600,
+                       "uplink_rate": 700 },
             "ingress": { "by": "shaper" }, "egress": { "by": "policer" },
         });
         let first = r#"agent, class "half": "#;
         let line = |text: &str| format!("{first}{text}");
         let ports = (line("ports_max 8"), OF_PORTS);
+        let share = (line("uplink_rate 700 bit/s"), BINDS);
         let rates = [
             (line("ingress_rate 500 bit/s by a shaper"), BINDS),
             (line("egress_rate 600 bit/s by a policer"), BINDS),
         ];
-        assert_eq!(of(&container), [&rates[..], std::slice::from_ref(&ports)].concat());
+        assert_eq!(of(&container), [&rates[..], &[share.clone(), ports.clone()]].concat());
         container["rate_fault"] = "htb 1: is there".into();
         let fault = |rate: &str| (line(&format!("{rate} is not in force: htb 1: is there")), NONE);
-        assert_eq!(of(&container), [fault("ingress_rate"), fault("egress_rate"), ports]);
+        assert_eq!(of(&container), [fault("ingress_rate"), fault("egress_rate"), share, ports]);
         let gone = (line("which is not configured: no ports"), OF_PORTS);
         assert_eq!(of(&json!({ "class": { "name": "half" } })), [gone]);
     }

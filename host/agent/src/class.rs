@@ -16,6 +16,8 @@ use crate::rate::Rate;
 pub(crate) const DEFAULT: &str = "default";
 /// The longest name.
 const NAME_MAX: usize = 64;
+/// The same of an interface.
+const INTERFACE_MAX: usize = 15;
 
 /// A table `[[class]]` of the configuration: a name, the containers, and their limits.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -43,6 +45,20 @@ pub struct Class {
     pub ingress_rate: Option<Rate>,
     /// The rate out of it, likewise.
     pub egress_rate: Option<Rate>,
+    /// The rate that is reserved for each container on each uplink.
+    pub uplink_rate: Option<Rate>,
+    /// What it gets of an uplink at most.
+    pub uplink_ceil: Option<Rate>,
+}
+
+/// A table `[[uplink]]` of the configuration: a link that leaves the host, which containers share.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Uplink {
+    /// Its name.
+    pub interface: String,
+    /// What all get together.
+    pub rate: Rate,
 }
 
 /// A backend that an agent hands over.
@@ -84,6 +100,10 @@ pub(crate) struct Bounds {
     pub(crate) requests_per_second: u32,
     #[serde(flatten)]
     pub(crate) rates: Rates,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) uplink_rate: Option<Rate>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) uplink_ceil: Option<Rate>,
 }
 
 impl Bounds {
@@ -124,6 +144,8 @@ impl Config {
             ring_frames_max: it.ring_frames_max.unwrap_or(self.ring_frames_max),
             requests_per_second: it.requests_per_second.unwrap_or(self.requests_per_second),
             rates: Rates { ingress: it.ingress_rate, egress: it.egress_rate },
+            uplink_rate: it.uplink_rate,
+            uplink_ceil: it.uplink_ceil,
         })
     }
 
@@ -135,6 +157,19 @@ impl Config {
                 return Err(format!("two classes are called {:?}", class.name));
             }
             class.check().map_err(|why| format!("class {:?}: {why}", class.name))?;
+        }
+        let mut names = BTreeSet::new();
+        for Uplink { interface, rate } in &self.uplinks {
+            if interface.is_empty() || interface.len() > INTERFACE_MAX {
+                return Err(format!("uplink {interface:?}: an interface has 1 to 15 bytes"));
+            }
+            if !names.insert(interface) {
+                return Err(format!("two uplinks are {interface:?}"));
+            }
+            let more = |class: &&Class| class.uplink_rate.is_some_and(|it| it > *rate);
+            if let Some(Class { name, .. }) = self.classes.iter().find(more) {
+                return Err(format!("class {name:?}: uplink_rate is more than {interface:?} has"));
+            }
         }
         Ok(())
     }
@@ -177,6 +212,12 @@ impl Class {
             Self { ring_mib_max: Some(0), .. } => Err("ring_mib_max is at least 1"),
             Self { ring_frames_max: Some(0), .. } => Err("ring_frames_max is at least 1"),
             Self { requests_per_second: Some(0), .. } => Err("requests_per_second is at least 1"),
+            Self { uplink_rate: None, uplink_ceil: Some(_), .. } => {
+                Err("uplink_ceil has an uplink_rate beside it")
+            }
+            Self { uplink_rate: Some(rate), uplink_ceil: Some(ceil), .. } if rate > ceil => {
+                Err("uplink_ceil is uplink_rate at least")
+            }
             _ => Ok(()),
         }
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rocinante_netdev::handed::DEFAULT_PATH;
 use serde::Deserialize;
 
-use crate::class::Class;
+use crate::class::{Class, Uplink};
 use crate::error::AgentError;
 use crate::log::LogLevel;
 
@@ -49,6 +49,9 @@ pub struct Config {
     pub classes: Vec<Class>,
     /// Where metrics are served over HTTP: an address with its port, or a path. Empty: nowhere.
     pub metrics: String,
+    /// Links that leave the host and are shared.
+    #[serde(rename = "uplink")]
+    pub uplinks: Vec<Uplink>,
 }
 
 /// Names of files beside the state.
@@ -96,6 +99,7 @@ impl Default for Config {
             log: LogLevel::Info,
             classes: Vec::new(),
             metrics: String::new(),
+            uplinks: Vec::new(),
         }
     }
 }
@@ -165,6 +169,7 @@ impl Config {
             log,
             classes,
             metrics,
+            uplinks,
         } = self;
         let all = [
             ("socket", *socket != other.socket),
@@ -181,6 +186,7 @@ impl Config {
             ("log", *log != other.log),
             ("class", *classes != other.classes),
             ("metrics", *metrics != other.metrics),
+            ("uplink", *uplinks != other.uplinks),
         ];
         all.into_iter().filter(|(_, differs)| *differs).map(|(option, _)| option).collect()
     }
@@ -229,9 +235,14 @@ mod tests {
     #[test]
     fn the_shipped_file_has_every_option_with_its_default() {
         let shipped = include_str!("../dist/agent.toml");
-        let (_, classes) = shipped.split_once("#\n# [[class]]").expect("an example");
-        let classes = format!("[[class]]{}", classes.replace("\n# ", "\n"));
-        let class = toml::from_str::<Config>(&classes).expect("it is read").classes.remove(0);
+        let example = |table: &str| {
+            let (_, lines) = shipped.split_once(&format!("#\n# {table}\n")).expect("an example");
+            let lines = lines.split("\n\n").next().unwrap_or_default();
+            let lines = format!("{table}\n{}", format!("\n{lines}").replace("\n# ", "\n"));
+            toml::from_str::<Config>(&lines).expect("it is read")
+        };
+        let class = example("[[class]]").classes.remove(0);
+        assert_eq!(example("[[uplink]]").uplinks[0].interface, "ens1");
         class_has_each_option(&class);
         assert_eq!(toml::from_str::<Config>(shipped).expect("it is read"), Config::default());
         let options = ["socket", "state", "guardian", "ports_max", "ring_mib_max"];
@@ -253,6 +264,7 @@ mod tests {
         assert!(backends.is_some() && ports_max.is_some() && ring_mib_max.is_some());
         assert!(class.ring_frames_max.is_some() && class.requests_per_second.is_some());
         assert!(class.ingress_rate.is_some() && class.egress_rate.is_some());
+        assert!(class.uplink_rate.is_some() && class.uplink_ceil.is_some());
     }
 
     #[test]
@@ -283,13 +295,14 @@ mod tests {
             log: LogLevel::Error,
             classes: vec![Class::default()],
             metrics: "[::1]:9479".into(),
+            uplinks: vec![Uplink { interface: "eth0".into(), rate: "1g".parse().unwrap() }],
         };
-        assert_eq!(fresh.differences(&old).len(), 14);
+        assert_eq!(fresh.differences(&old).len(), 15);
         assert_eq!(fresh.keep(&old), ["socket", "state", "guardian", "metrics"]);
         assert_eq!((&fresh.socket, &fresh.state), (&old.socket, &old.state));
         let changed = fresh.differences(&old);
-        assert_eq!(changed.len(), 10, "{changed:?}");
-        assert_eq!((fresh.keep(&old), changed[0], changed[9]), (vec![], "ports_max", "class"));
+        assert_eq!(changed.len(), 11, "{changed:?}");
+        assert_eq!((fresh.keep(&old), changed[0], changed[10]), (vec![], "ports_max", "uplink"));
         assert!(old.differences(&Config::default()).is_empty());
     }
 
@@ -330,6 +343,20 @@ mod tests {
             ("[[class]]\nname = \"a\"\nnetworks = [\"10.0.0.0/33\"]", "line 3"),
             ("[[class]]\nname = \"a\"\nnetworks = [\"10.0.0.1\"]", "line 3"),
             ("class = 7", "line 1"),
+            ("[[class]]\nname = \"a\"\nuplink_ceil = \"2g\"", "uplink_rate beside it"),
+            ("[[class]]\nname = \"a\"\nuplink_rate = \"3g\"\nuplink_ceil = \"2g\"", "at least"),
+            ("[[uplink]]\ninterface = \"a\"", "rate"),
+            ("[[uplink]]\ninterface = \"\"\nrate = \"2g\"", "1 to 15"),
+            (
+                "[[uplink]]\ninterface = \"a\"\nrate = \"2g\"\n\
+                 [[uplink]]\ninterface = \"a\"\nrate = \"2g\"",
+                "two uplinks are \"a\"",
+            ),
+            (
+                "[[uplink]]\ninterface = \"a\"\nrate = \"2g\"\n\
+                 [[class]]\nname = \"b\"\nuplink_rate = \"3g\"",
+                "class \"b\": uplink_rate is more than \"a\" has",
+            ),
             ("[[class]]\nname = \"a\"\negress_rate = \"0\"", "1mbit to 1tbit"),
             ("[[class]]\nname = \"a\"\negress_rate = \"5 MB/s\"", "500mbit"),
             ("[[class]]\nname = \"a\"\ningress_rate = 999999", "999.999kbit"),

@@ -13,6 +13,7 @@ mod rates;
 mod recover;
 mod release;
 mod report;
+mod uplinks;
 mod ways_out;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -44,6 +45,7 @@ pub(crate) use self::ports::PortId;
 use self::ports::{Port, Taken};
 use self::rates::Shaped;
 pub(crate) use self::report::Totals;
+use self::uplinks::Uplinks;
 use self::ways_out::Unguarded;
 
 /// The facts about a container beside its namespace.
@@ -111,6 +113,7 @@ pub(crate) struct Containers {
     turns: Mutex<HashMap<u32, Weak<Mutex<()>>>>,
     unwritten: Mutex<Seldom>,
     limits: Arc<Limits>,
+    uplinks: Mutex<Uplinks>,
 }
 
 #[derive(Debug)]
@@ -165,6 +168,7 @@ impl Containers {
             turns: Mutex::default(),
             unwritten: Mutex::default(),
             limits: Arc::clone(limits),
+            uplinks: Mutex::default(),
         })
     }
 
@@ -280,6 +284,7 @@ impl Containers {
         steps::reached("filter recorded");
         drop(inner);
         self.shape(end.index)?;
+        self.share_uplinks(false);
         Ok(end)
     }
 

@@ -44,7 +44,7 @@ mod steps;
 mod tally;
 mod waits;
 
-pub use class::{Class, Handed};
+pub use class::{Class, Handed, Uplink};
 pub use config::{Config, OtherWaysOut, SelfAdministered};
 pub use control::{release, status};
 pub use error::AgentError;

@@ -80,8 +80,9 @@ pub(crate) fn release(
     if name.is_some() || !are_all_gone {
         return file.write(known).map_err(|e| AgentError::os(config.state.display(), &e, hint));
     }
-    // Of containers that have gone since the agent ended.
+    // Of containers that have gone since the agent ended, and of all.
     for link in Namespaces::open().and_then(|mut it| it.links(None)).map_err(failed)? {
+        Shaper::open().and_then(|mut it| it.unshare(link.index)).map_err(failed)?;
         if let Some(end) = Shaper::end_of(&link.name, &link.kind) {
             Shaper::open().and_then(|mut it| it.remove_ifb(end)).map_err(failed)?;
         }

@@ -17,12 +17,18 @@ const UNITS: [(&str, u64); 5] =
 impl Rate {
     /// A second of the least rate is twice a super-packet.
     const LEAST: Self = Self(1_000_000);
-    const MOST: Self = Self(1_000_000_000_000);
+    pub(crate) const MOST: Self = Self(1_000_000_000_000);
 
     /// Bytes in a second.
     #[must_use]
     pub fn bytes(self) -> u64 {
         self.0 / 8
+    }
+
+    /// What is left of it beside others, or the least.
+    pub(crate) fn without(self, others: impl IntoIterator<Item = Self>) -> Self {
+        let taken = others.into_iter().map(|rate| rate.0).fold(0, u64::saturating_add);
+        Self(self.0.saturating_sub(taken)).max(Self::LEAST)
     }
 
     fn checked(bits: u64) -> Result<Self, String> {

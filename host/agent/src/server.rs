@@ -496,6 +496,7 @@ impl Agent {
             ports,
             bytes,
             requests: self.journal.requests(None),
+            uplinks: self.containers.uplinks(),
         }
     }
 
@@ -513,9 +514,10 @@ impl Agent {
             it.devices = sums.devices;
         }
         let mut links = link_counts().unwrap_or_default();
-        let named = all.into_iter().map(|(name, it)| {
-            let link = links.remove(&name);
-            ContainerFacts { name, link, ..it }
+        let named = all.into_iter().map(|(name, it)| ContainerFacts {
+            link: links.remove(&name),
+            name,
+            ..it
         });
         Facts {
             agent: self.status(),

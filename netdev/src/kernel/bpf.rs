@@ -190,7 +190,7 @@ impl Program {
     /// `EINVAL` before Linux 6.6, `EPERM` without `CAP_NET_ADMIN`, `ENOENT` if `replaced` is not
     /// there.
     pub fn attach_first(&self, ifindex: u32, replaced: Option<&Self>) -> io::Result<()> {
-        self.attach_at(ifindex, F_BEFORE, replaced)
+        self.attach_at(ifindex, (ATTACH_TCX_INGRESS, F_BEFORE), replaced)
     }
 
     /// As [`attach_first`](Self::attach_first), behind all that are there.
@@ -198,15 +198,28 @@ impl Program {
     /// # Errors
     /// As [`attach_first`](Self::attach_first).
     pub fn attach_last(&self, ifindex: u32, replaced: Option<&Self>) -> io::Result<()> {
-        self.attach_at(ifindex, F_AFTER, replaced)
+        self.attach_at(ifindex, (ATTACH_TCX_INGRESS, F_AFTER), replaced)
     }
 
-    fn attach_at(&self, ifindex: u32, place: u32, replaced: Option<&Self>) -> io::Result<()> {
+    /// As [`attach_first`](Self::attach_first), at the egress, behind all that are there.
+    ///
+    /// # Errors
+    /// As [`attach_first`](Self::attach_first).
+    pub fn attach_egress(&self, ifindex: u32) -> io::Result<()> {
+        self.attach_at(ifindex, (ATTACH_TCX_EGRESS, F_AFTER), None)
+    }
+
+    fn attach_at(
+        &self,
+        ifindex: u32,
+        (attach_type, place): (u32, u32),
+        replaced: Option<&Self>,
+    ) -> io::Result<()> {
         let replace = replaced.map(|program| raw(&program.0));
         let attr = ProgAttach {
             target_ifindex: ifindex,
             attach_bpf_fd: raw(&self.0),
-            attach_type: ATTACH_TCX_INGRESS,
+            attach_type,
             attach_flags: if replace.is_some() { F_REPLACE } else { place },
             replace_bpf_fd: replace.unwrap_or(0),
             ..ProgAttach::default()
@@ -219,10 +232,22 @@ impl Program {
     /// # Errors
     /// `ENOENT` if it is not there.
     pub fn detach(&self, ifindex: u32) -> io::Result<()> {
+        self.detach_from(ifindex, ATTACH_TCX_INGRESS)
+    }
+
+    /// Detaches what [`attach_egress`](Self::attach_egress) attached.
+    ///
+    /// # Errors
+    /// As [`detach`](Self::detach).
+    pub fn detach_egress(&self, ifindex: u32) -> io::Result<()> {
+        self.detach_from(ifindex, ATTACH_TCX_EGRESS)
+    }
+
+    fn detach_from(&self, ifindex: u32, attach_type: u32) -> io::Result<()> {
         let attr = ProgAttach {
             target_ifindex: ifindex,
             attach_bpf_fd: raw(&self.0),
-            attach_type: ATTACH_TCX_INGRESS,
+            attach_type,
             ..ProgAttach::default()
         };
         bpf(PROG_DETACH, &attr).map(|_| ())
@@ -233,8 +258,20 @@ impl Program {
     /// # Errors
     /// `EINVAL` before Linux 6.6; `ENODEV`.
     pub fn at_ingress(ifindex: u32) -> io::Result<Vec<Self>> {
+        Self::at(ifindex, true)
+    }
+
+    /// Those at the tcx egress, likewise.
+    ///
+    /// # Errors
+    /// As [`at_ingress`](Self::at_ingress).
+    pub fn at_egress(ifindex: u32) -> io::Result<Vec<Self>> {
+        Self::at(ifindex, false)
+    }
+
+    fn at(ifindex: u32, ingress: bool) -> io::Result<Vec<Self>> {
         let mut ids = [0_u32; PROGRAMS_MAX];
-        let count = match programs(ifindex, true, &mut ids) {
+        let count = match programs(ifindex, ingress, &mut ids) {
             // An interface that never had one.
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => 0,
             count => count?,

@@ -68,6 +68,7 @@ impl Containers {
         lost.iter().for_each(|(end, container)| container.clear_gone(*end));
         drop(lost);
         self.shape_each(&misshaped);
+        self.share_uplinks(false);
     }
 
     /// Guards interfaces that came to a container after its ports.

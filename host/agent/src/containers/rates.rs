@@ -118,6 +118,7 @@ impl Containers {
     pub(crate) fn shape_all(&self) {
         let misshaped = self.lock().misshaped(&self.config());
         self.shape_each(&misshaped);
+        self.share_uplinks(true);
         if let Err(error) = self.remove_ifbs() {
             tracing::warn!("what is left of containers that have gone stays: {error}");
         }

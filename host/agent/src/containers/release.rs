@@ -26,8 +26,14 @@ impl Containers {
             return each(Reply::Refused { reason: format!("no container is called {name:?}") });
         }
         all.into_keys().for_each(|namespace| self.release_one(namespace, force, each));
+        self.share_uplinks(false);
         if name.is_none() {
             self.release_unknown(each);
+            if self.lock().containers.is_empty()
+                && let Err(error) = self.unshare_all()
+            {
+                tracing::warn!("shares of uplinks stay: {error}");
+            }
         }
     }
 

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::class::Bounds;
 use crate::host::InForce;
+use crate::rate::Rate;
 
 pub use self::client::{introduce, is_introduced, release, runs, status};
 
@@ -125,6 +126,20 @@ pub(crate) struct AgentStatus {
     /// Kernel memory of the ports.
     pub(crate) bytes: usize,
     pub(crate) requests: Requests,
+    /// The links that containers share.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) uplinks: Vec<UplinkStatus>,
+}
+
+/// An uplink.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct UplinkStatus {
+    pub(crate) interface: String,
+    /// What all get together.
+    pub(crate) rate: Rate,
+    /// Why it is not shared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) fault: Option<String>,
 }
 
 /// A container, by its host's end.

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use crate::class::Bounds;
 use crate::host::{InForce, Means};
 
-use super::{AgentStatus, ClassStatus, ContainerStatus, Requests};
+use super::{AgentStatus, ClassStatus, ContainerStatus, Requests, UplinkStatus};
 
 /// The agent and its containers, each in a few lines.
 pub(super) fn status(agent: &AgentStatus, containers: &[ContainerStatus]) -> String {
@@ -19,6 +19,13 @@ pub(super) fn status(agent: &AgentStatus, containers: &[ContainerStatus]) -> Str
         memory(agent.bytes),
     );
     add_requests(&mut out, requests);
+    for UplinkStatus { interface, rate, fault } in &agent.uplinks {
+        // Strings of formatting cannot fail.
+        let _ = match fault {
+            None => writeln!(out, "  uplink {interface:?}: {rate}, shared"),
+            Some(why) => writeln!(out, "  uplink {interface:?}: not shared: {why}"),
+        };
+    }
     for container in containers {
         let ContainerStatus { name, namespace, interface, mac, .. } = container;
         let fixed = if container.fixed { ", addresses fixed" } else { "" };
@@ -135,6 +142,7 @@ mod tests {
             ports: 2,
             bytes: 3 << 19,
             requests: requests.clone(),
+            uplinks: Vec::new(),
         };
         let ports = PortStatus { backend: "packet".into(), ports: 2, slots: 360, bytes: 3 << 19 };
         let mut container = ContainerStatus {

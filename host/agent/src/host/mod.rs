@@ -11,12 +11,14 @@ mod gate;
 mod namespaces;
 mod program;
 mod shaper;
+mod uplink;
 mod watch;
 
 pub use counts::{LinkCounts, link_counts};
 pub use filter::{ADDRESSES_MAX, Attached, Reason, SourceFilter, Sources};
 pub use namespaces::{HostLink, Namespaces, NsId, Peer};
 pub use shaper::{InForce, Means, Rates, Shaper, ShaperError};
+pub use uplink::Portion;
 pub use watch::{Heard, Watch};
 
 /// Whether a link is the host's end of a container that an agent knew: the program that judges

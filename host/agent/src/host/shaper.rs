@@ -18,28 +18,28 @@ use super::filter::PROGRAM as SOURCES;
 use super::gate::Gate;
 use crate::rate::Rate;
 
-const RTM_NEWQDISC: u16 = 36;
+pub(super) const RTM_NEWQDISC: u16 = 36;
 const RTM_DELQDISC: u16 = 37;
 const RTM_GETQDISC: u16 = 38;
 const RTM_NEWTFILTER: u16 = 44;
 const RTM_GETTFILTER: u16 = 46;
-const CREATE: u16 = libc::NLM_F_CREATE as u16;
+pub(super) const CREATE: u16 = libc::NLM_F_CREATE as u16;
 const EXCLUSIVE: u16 = libc::NLM_F_EXCL as u16;
 /// Without it the kernel answers a question about a discipline to those who listen alone.
 const ECHO: u16 = libc::NLM_F_ECHO as u16;
 // Of `linux/pkt_sched.h` and `linux/rtnetlink.h`.
-const ROOT: u32 = 0xffff_ffff;
+pub(super) const ROOT: u32 = 0xffff_ffff;
 const INGRESS_FILTERS: u32 = 0xffff_fff2;
 const TC_HEADER: usize = 20;
-const TCA_KIND: u16 = 1;
-const TCA_OPTIONS: u16 = 2;
+pub(super) const TCA_KIND: u16 = 1;
+pub(super) const TCA_OPTIONS: u16 = 2;
 const TCA_STATS2: u16 = 7;
 const STATS_BASIC: u16 = 1;
 const STATS_QUEUE: u16 = 3;
 const TBF_PARAMETERS: u16 = 1;
 const TBF_RATE64: u16 = 4;
 const TBF_BURST: u16 = 6;
-const LINK_LAYER_ETHERNET: u8 = 1;
+pub(super) const LINK_LAYER_ETHERNET: u8 = 1;
 /// Nanoseconds of a tick of the packet scheduler.
 const TICK: u64 = 64;
 // Of `linux/if_link.h`.
@@ -50,19 +50,19 @@ const IFLA_INFO_KIND: u16 = 1;
 const TBF: &str = "tbf";
 const IFB: &str = "ifb";
 /// The handle of a tbf of ours.
-const HANDLE: u32 = 0x4791_0000;
+pub(super) const HANDLE: u32 = 0x4791_0000;
 /// The beginning of the name of an ifb of ours: the number of the host's end follows.
 const IFB_NAME: &str = "roce-";
 
 /// The least burst: a super-packet, and another while that is sent.
 const BURST_LEAST: u64 = 128 << 10;
 /// The time in which a burst is as long as the rate: what a busy processor may be late by.
-const BURST_MS: u64 = 4;
+pub(super) const BURST_MS: u64 = 4;
 /// The same of a policer: the time that TCP waits before it repeats what it lost. So what it sends
 /// then is worth the time in which it sent nothing.
 const POLICED_BURST_MS: u64 = 200;
 /// The time that a frame waits at most.
-const QUEUE_MS: u64 = 25;
+pub(super) const QUEUE_MS: u64 = 25;
 
 /// The rates of a container: into it and out of it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,9 +117,9 @@ impl fmt::Display for ShaperError {
 }
 
 /// A queueing discipline at the root of a link.
-struct Root {
-    kind: String,
-    handle: u32,
+pub(super) struct Root {
+    pub(super) kind: String,
+    pub(super) handle: u32,
     bytes: u64,
     dropped: u64,
     delayed: u64,
@@ -135,12 +135,12 @@ struct Link {
 /// Asks the kernel, and tells it.
 #[derive(Debug)]
 pub struct Shaper {
-    socket: NetlinkSocket,
+    pub(super) socket: NetlinkSocket,
 }
 
-type Done<T> = Result<T, ShaperError>;
+pub(super) type Done<T> = Result<T, ShaperError>;
 
-fn kernel(what: &'static str) -> impl FnOnce(io::Error) -> ShaperError {
+pub(super) fn kernel(what: &'static str) -> impl FnOnce(io::Error) -> ShaperError {
     move |error| ShaperError::Kernel(what, error)
 }
 
@@ -256,7 +256,14 @@ impl Shaper {
     }
 
     fn remove_tbf(&mut self, link: u32) -> io::Result<()> {
-        let query = Query::new(&tc_header(link, HANDLE, ROOT)).attribute(TCA_KIND, b"tbf\0");
+        self.remove_root(link, TBF)
+    }
+
+    /// Takes off the root of a link that is of this kind and ours.
+    pub(super) fn remove_root(&mut self, link: u32, kind: &str) -> io::Result<()> {
+        let kind = format!("{kind}\0");
+        let query = Query::new(&tc_header(link, HANDLE, ROOT));
+        let query = query.attribute(TCA_KIND, kind.as_bytes());
         match self.socket.request_one(RTM_DELQDISC, 0, query.bytes(), &mut |_, _| {}) {
             // There is none, or one of others.
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) => Ok(()),
@@ -357,7 +364,7 @@ impl Shaper {
     }
 
     /// The discipline at the root of a link; `None` if it has none, or one that the kernel chose.
-    fn root(&mut self, link: u32) -> io::Result<Option<Root>> {
+    pub(super) fn root(&mut self, link: u32) -> io::Result<Option<Root>> {
         let query = Query::new(&tc_header(link, 0, ROOT));
         let mut found = None;
         let asked =
@@ -399,12 +406,22 @@ fn ifb_of(end: u32) -> String {
 }
 
 /// The bytes that pass at once.
-fn burst_of(rate: Rate, ms: u64) -> u64 {
+pub(super) fn burst_of(rate: Rate, ms: u64) -> u64 {
     (rate.bytes() * ms / 1000).max(BURST_LEAST)
 }
 
+/// A number of 32 bits, or the greatest.
+pub(super) fn short(number: u64) -> [u8; 4] {
+    u32::try_from(number).unwrap_or(u32::MAX).to_ne_bytes()
+}
+
+/// The time in which a rate has so many bytes, as the packet scheduler counts it.
+pub(super) fn ticks(bytes: u64, rate: Rate) -> u64 {
+    bytes * 1_000_000_000 / rate.bytes() / TICK
+}
+
 /// `struct tcmsg`.
-fn tc_header(link: u32, handle: u32, parent: u32) -> [u8; TC_HEADER] {
+pub(super) fn tc_header(link: u32, handle: u32, parent: u32) -> [u8; TC_HEADER] {
     let mut header = [0; TC_HEADER];
     header[4..8].copy_from_slice(&link.to_ne_bytes());
     header[8..12].copy_from_slice(&handle.to_ne_bytes());
@@ -424,13 +441,12 @@ fn link_header(index: u32, flags: u32) -> [u8; LINK_HEADER] {
 /// The options of a tbf.
 fn tbf_options(rate: Rate) -> Query {
     let (bytes, burst) = (rate.bytes(), burst_of(rate, BURST_MS));
-    let short = |number: u64| u32::try_from(number).unwrap_or(u32::MAX).to_ne_bytes();
     // `struct tc_tbf_qopt`: two of `struct tc_ratespec`, the limit, the buffer, and none.
     let mut parameters = [0; 36];
     parameters[1] = LINK_LAYER_ETHERNET;
     parameters[8..12].copy_from_slice(&short(bytes));
     parameters[24..28].copy_from_slice(&short(burst + bytes * QUEUE_MS / 1000));
-    parameters[28..32].copy_from_slice(&short(burst * 1_000_000_000 / bytes / TICK));
+    parameters[28..32].copy_from_slice(&short(ticks(burst, rate)));
     Query::new(&[])
         .attribute(TBF_PARAMETERS, &parameters)
         .attribute(TBF_RATE64, &bytes.to_ne_bytes())

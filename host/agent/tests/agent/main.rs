@@ -23,6 +23,7 @@ mod rings;
 mod sockets;
 mod turns;
 mod unit;
+mod uplinks;
 
 /// The role of a program in a container. Other tests start it as a process of its own, with the
 /// agent's socket in its environment; without one there is nothing to do.

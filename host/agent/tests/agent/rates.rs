@@ -50,7 +50,7 @@ fn count(status: &Value, way: &str, what: &str) -> u64 {
 }
 
 /// The disciplines of a link on the host, with their handles.
-fn disciplines(host: &Host, link: &str) -> Vec<String> {
+pub(crate) fn disciplines(host: &Host, link: &str) -> Vec<String> {
     let listing = host.lab.host().json(&format!("tc -j qdisc show dev {link}"));
     let listing = listing.expect("a list");
     let all = listing.as_array().expect("a list").iter();

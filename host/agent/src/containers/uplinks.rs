@@ -1,0 +1,109 @@
+//! The uplinks that containers share.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::PoisonError;
+
+use super::Containers;
+use crate::control::{ClassStatus, UplinkStatus};
+use crate::host::{Portion, Shaper};
+use crate::rate::Rate;
+
+/// The uplinks as the agent has set them.
+#[derive(Debug, Default)]
+pub(super) struct Uplinks {
+    /// The shares that are set, by the index of the uplink.
+    set: BTreeMap<u32, (Rate, Vec<Portion>)>,
+    /// By the name of the uplink.
+    faults: BTreeMap<String, String>,
+}
+
+impl Containers {
+    /// Has containers share the uplinks of the configuration, by their classes. With `again` it
+    /// also takes the parts of ours off other links.
+    pub(super) fn share_uplinks(&self, again: bool) {
+        let config = self.config();
+        let mut uplinks = self.uplinks.lock().unwrap_or_else(PoisonError::into_inner);
+        if config.uplinks.is_empty() && !again {
+            return;
+        }
+        let mut inner = self.lock();
+        let portions = inner.containers.iter().filter_map(|(end, container)| {
+            let ClassStatus::Of(bounds) = container.class(&config) else { return None };
+            let rate = bounds.uplink_rate?;
+            let ceil = bounds.uplink_ceil.unwrap_or(Rate::MOST);
+            let addresses = container.sources.addresses.clone();
+            Some(Portion { end: *end, rate, ceil, addresses })
+        });
+        let portions: Vec<Portion> = portions.collect();
+        let links = inner.namespaces.links(None).unwrap_or_default();
+        // Nothing of containers waits for the questions to the kernel.
+        drop(inner);
+        let mut faults = BTreeMap::new();
+        for uplink in &config.uplinks {
+            let fault = match links.iter().find(|link| link.name == uplink.interface) {
+                None => Some("there is no such interface".to_owned()),
+                Some(link) => {
+                    let wanted = (uplink.rate, portions.clone());
+                    if !again && uplinks.set.get(&link.index) == Some(&wanted) {
+                        continue;
+                    }
+                    uplinks.set.remove(&link.index);
+                    match share(link.index, &link.name, &wanted) {
+                        Ok(()) => {
+                            uplinks.set.insert(link.index, wanted);
+                            None
+                        }
+                        Err(why) => Some(why),
+                    }
+                }
+            };
+            if let Some(fault) = fault {
+                if uplinks.faults.get(&uplink.interface) != Some(&fault) {
+                    tracing::error!(uplink = uplink.interface, "it is not shared: {fault}");
+                }
+                faults.insert(uplink.interface.clone(), fault);
+            }
+        }
+        uplinks.faults = faults;
+        let is_uplink = |name: &String| config.uplinks.iter().any(|it| it.interface == *name);
+        for link in links.iter().filter(|link| again && !is_uplink(&link.name)) {
+            uplinks.set.remove(&link.index);
+            if let Err(error) = Shaper::open().and_then(|mut it| it.unshare(link.index)) {
+                tracing::warn!(link = link.name, "its shares stay: {error}");
+            }
+        }
+    }
+
+    /// The uplinks of the configuration.
+    pub(crate) fn uplinks(&self) -> Vec<UplinkStatus> {
+        let config = self.config();
+        let uplinks = self.uplinks.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = config.uplinks.iter().map(|uplink| UplinkStatus {
+            interface: uplink.interface.clone(),
+            rate: uplink.rate,
+            fault: uplinks.faults.get(&uplink.interface).cloned(),
+        });
+        all.collect()
+    }
+
+    /// Takes all shares off.
+    pub(super) fn unshare_all(&self) -> io::Result<()> {
+        let mut uplinks = self.uplinks.lock().unwrap_or_else(PoisonError::into_inner);
+        uplinks.set.clear();
+        let links = self.lock().namespaces.links(None)?;
+        for link in links {
+            Shaper::open()?.unshare(link.index)?;
+        }
+        Ok(())
+    }
+}
+
+/// Without a share the link is as it was.
+fn share(link: u32, name: &str, (rate, portions): &(Rate, Vec<Portion>)) -> Result<(), String> {
+    let mut shaper = Shaper::open().map_err(|e| e.to_string())?;
+    if portions.is_empty() {
+        return shaper.unshare(link).map(drop).map_err(|e| e.to_string());
+    }
+    shaper.share(link, name, *rate, portions).map_err(|e| e.to_string())
+}
