@@ -21,8 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Limits that are on the ports that the agent opens: a program opens one of `udp` itself.
 const OF_PORTS: [Effect; 3] = [Effect::Bypassed, Effect::Binds, Effect::Binds];
 
-/// The limits of the container with this end on the host and this network namespace, and whom each
-/// binds. None if no agent runs, or none that knows the container.
+/// The limits of the container with this end on the host and this network namespace, and the
+/// backends that each binds. None if no agent runs, or none that knows the container.
 ///
 /// # Errors
 /// Why the agent cannot be asked.

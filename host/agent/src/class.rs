@@ -47,7 +47,7 @@ pub struct Class {
     pub egress_rate: Option<Rate>,
     /// The rate that is reserved for each container on each uplink.
     pub uplink_rate: Option<Rate>,
-    /// What it gets of an uplink at most.
+    /// The most that it gets of an uplink.
     pub uplink_ceil: Option<Rate>,
 }
 

@@ -25,7 +25,7 @@ impl Rate {
         self.0 / 8
     }
 
-    /// What is left of it beside others, or the least.
+    /// The rate that stays beside others, or the least.
     pub(crate) fn without(self, others: impl IntoIterator<Item = Self>) -> Self {
         let taken = others.into_iter().map(|rate| rate.0).fold(0, u64::saturating_add);
         Self(self.0.saturating_sub(taken)).max(Self::LEAST)

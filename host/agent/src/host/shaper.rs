@@ -25,7 +25,7 @@ const RTM_NEWTFILTER: u16 = 44;
 const RTM_GETTFILTER: u16 = 46;
 pub(super) const CREATE: u16 = libc::NLM_F_CREATE as u16;
 const EXCLUSIVE: u16 = libc::NLM_F_EXCL as u16;
-/// Without it the kernel answers a question about a discipline to those who listen alone.
+/// Without it the kernel answers a question about a discipline to listening sockets alone.
 const ECHO: u16 = libc::NLM_F_ECHO as u16;
 // Of `linux/pkt_sched.h` and `linux/rtnetlink.h`.
 pub(super) const ROOT: u32 = 0xffff_ffff;

@@ -47,9 +47,9 @@ const ADDRESSES_MAX: u32 = 65_536;
 pub struct Portion {
     /// The index of its end on the host.
     pub end: u32,
-    /// What it gets whoever sends.
+    /// The rate that is reserved for it.
     pub rate: Rate,
-    /// What it gets at most.
+    /// The rate that it gets at most.
     pub ceil: Rate,
     /// The addresses that it sends from.
     pub addresses: BTreeSet<IpAddr>,
