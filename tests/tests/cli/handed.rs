@@ -4,6 +4,7 @@ use super::{Running, command, rocinante, start_command, words};
 use nix::sys::signal::Signal;
 use rocinante::device::Backend;
 use rocinante_lab::{ChildGuard, Container, Lab, LabConfig, Match};
+use rocinante_netdev::handed::page::COUNTERS;
 use rocinante_tests::on_backends;
 use rocinante_tests::running::PATIENCE;
 use std::fs;
@@ -196,6 +197,55 @@ on_backends! {
         ping_pong_on(Backend::Packet);
     ping_pong_on_afxdp_without_a_capability: Xdp + require_machine_root =>
         ping_pong_on(Backend::Xdp);
+}
+
+/// The place of a counter in the agent's file.
+fn place_of(counter: &str) -> usize {
+    COUNTERS.iter().position(|(name, _)| *name == counter).unwrap()
+}
+
+/// The agent has what programs have counted that are gone, by any backend: of each container its
+/// own. Opening a device waits for no page.
+fn counters_stay_with_the_agent_on(backend: Backend) {
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let agent = Agent::start(&lab, &format!("counts-{backend}"));
+    let [client, server] = [0, 1].map(|index| lab.container(index));
+    let line = format!("pingpong --netdev {backend}");
+    let mut waiting = start(server, &agent, &line);
+    waiting.says("waiting for a client");
+    let to = server.ipv4();
+    start(client, &agent, &format!("{line} -n 3000 -s 5000 {to}")).finish().succeeded();
+    waiting.finish().succeeded();
+    let counted = || -> Option<[[u64; 2]; 2]> {
+        let text = fs::read_to_string(agent.state().join("counters.json")).ok()?;
+        let all: serde_json::Value = serde_json::from_str(&text).ok()?;
+        let of = |container: &Container| {
+            let mut known = all["containers"].as_array()?.iter();
+            let own = known.find(|it| it["name"] == container.host_end())?;
+            let past = &own["past"]["eth0"];
+            let count = |name| past[place_of(name)].as_u64();
+            Some([count("sent_pkts")?, count("rcvd_pkts")?])
+        };
+        Some([of(client)?, of(server)?])
+    };
+    let end = Instant::now() + PATIENCE;
+    let [[sent, received], [sent_back, received_there]] = loop {
+        match counted() {
+            Some(counted) => break counted,
+            None => assert!(Instant::now() < end, "{backend}: nothing is counted"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    // Five packets for each message, at least one way; a lost one is sent again.
+    assert!(received >= 3000 && received_there >= 3000, "{received} {received_there}");
+    assert!(sent >= received_there && sent_back >= received, "{sent} {sent_back}");
+}
+
+on_backends! {
+    counters_stay_with_the_agent_on_udp: Udp + require_machine_root =>
+        counters_stay_with_the_agent_on(Backend::Udp);
+    counters_stay_with_the_agent_on_packet: Packet + require_machine_root =>
+        counters_stay_with_the_agent_on(Backend::Packet);
 }
 
 /// Two sides that compare every byte go on while the agent is killed and started again: neither

@@ -27,6 +27,8 @@ pub(super) struct Turns {
     due: Time,
     /// The queue pair to begin with.
     row: usize,
+    /// Protection domains, when it published last.
+    pds: usize,
 }
 
 impl Publisher {
@@ -54,7 +56,7 @@ impl Default for Turns {
 impl Turns {
     pub(super) fn new(publisher: Option<Arc<Publisher>>, shard: usize) -> Self {
         let due = if publisher.is_some() { Time(0) } else { Time::NEVER };
-        Self { publisher, shard, due, row: 0 }
+        Self { publisher, shard, due, row: 0, pds: 0 }
     }
 
     /// Whether it is time.
@@ -69,10 +71,13 @@ impl Shard {
     #[cold]
     pub(super) fn publish(&mut self, now: Time) {
         self.turns.due = now.after(EVERY_NS);
+        if let (Some(publisher), 0) = (&self.turns.publisher, self.turns.shard) {
+            self.turns.pds = publisher.events.pds();
+        }
         self.publish_rows(ROWS_EACH);
     }
 
-    /// Publishes all, for the last time.
+    /// Publishes all, for the last time. A signal handler may be there: it takes no lock.
     pub(super) fn publish_all(&mut self) {
         self.turns.row = 0;
         self.publish_rows(usize::MAX);
@@ -86,9 +91,8 @@ impl Shard {
         let is_first = turns.shard == 0;
         // All shards have the same of these.
         let shared = |count: usize| if is_first { count } else { 0 };
-        let pds = if is_first { publisher.events.pds() } else { 0 };
         let objects: [usize; OBJECTS.len()] = [
-            pds,
+            turns.pds,
             shared(host.cqs.len()),
             engine.srq_count(),
             engine.qp_count(),
