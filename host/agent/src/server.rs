@@ -504,9 +504,8 @@ impl Agent {
     fn facts(&self, with_queue_pairs: Option<&str>) -> Facts {
         let mut all = BTreeMap::<String, ContainerFacts>::new();
         for status in self.containers.report(None) {
-            let (name, requests) = (status.name.clone(), status.requests.clone());
-            let status = Some(status);
-            all.insert(name, ContainerFacts { status, requests, ..Default::default() });
+            let it = ContainerFacts { requests: status.requests.clone(), ..Default::default() };
+            all.insert(status.name.clone(), ContainerFacts { status: Some(status), ..it });
         }
         for sums in self.pages.sums(self.ends.all().ok().as_ref(), with_queue_pairs) {
             let it = all.entry(sums.name).or_default();
@@ -514,11 +513,9 @@ impl Agent {
             it.devices = sums.devices;
         }
         let mut links = link_counts().unwrap_or_default();
-        let named = all.into_iter().map(|(name, it)| ContainerFacts {
-            link: links.remove(&name),
-            name,
-            ..it
-        });
+        let mut link_of = |name: &str| links.remove(name);
+        let named =
+            all.into_iter().map(|(name, it)| ContainerFacts { link: link_of(&name), name, ..it });
         Facts {
             agent: self.status(),
             waits: self.journal.waits(),
