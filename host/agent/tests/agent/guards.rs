@@ -163,12 +163,13 @@ fn namespaces_without_an_end_on_the_host_share_one_limit_and_get_no_guardian() {
     let kept = before + 3 + 4;
     eventually("one is kept", || (kept - 1..=kept).contains(&host.descriptors()));
     let [v4, _] = host.addresses(0);
-    for stranger in &mut strangers[..2] {
-        stranger.tell(&format!("flood 20 {v4}"));
-    }
-    // The third has asked for nothing yet.
-    let refused = strangers[2].refused(v4);
-    assert!(refused.contains("too often"), "{refused}");
+    // The third asks once each time. While others have the processors, floods are slow.
+    eventually("the third one shares the limit", || {
+        for stranger in &mut strangers[..2] {
+            stranger.tell(&format!("flood 20 {v4}"));
+        }
+        strangers[2].refused(v4).contains("too often")
+    });
     asker.granted(v4);
     strangers.into_iter().for_each(Asker::kill);
     asker.kill();

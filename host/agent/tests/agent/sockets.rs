@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
-use rocinante_netdev::handed::guard;
+use rocinante_netdev::handed::{guard, page};
 
 use crate::asker::eventually;
 use crate::lab::host_or_skip;
@@ -32,7 +32,7 @@ fn they_come_back_when_they_vanish_and_go_with_the_agent() {
     let mut host = host_or_skip!("sockets::they_come_back", 1);
     host.start();
     let [v4, _] = host.addresses(0);
-    let paths = [host.socket(), guard::path(&host.socket())];
+    let paths = [host.socket(), guard::path(&host.socket()), page::path(&host.socket())];
     let are_there = || paths.iter().all(|path| path.exists());
     paths.iter().for_each(|path| fs::remove_file(path).expect("removed"));
     eventually("they are there again", are_there);
@@ -41,7 +41,8 @@ fn they_come_back_when_they_vanish_and_go_with_the_agent() {
     fs::rename(&directory, host.dir().join("away")).expect("moved");
     eventually("and again", are_there);
     host.asker(0).granted(v4);
-    fs::remove_dir_all(&directory).expect("removed");
+    // The agent may make a socket again before the directory goes.
+    eventually("removed", || fs::remove_dir_all(&directory).is_ok());
     eventually("and once more", are_there);
     host.asker(0).granted(v4);
     host.terminate();
