@@ -29,6 +29,7 @@ set -e
 mount -t tmpfs none /run
 mkdir /run/wireguard
 printf %s "$KEY" >/run/key
+ip link delete wg0 2>/dev/null || true
 ip tuntap add dev wg0 mode tun $KIND
 ip link set wg0 mtu "$MTU"
 (
@@ -106,12 +107,17 @@ pub fn join(lab: &Lab, underlay: u32) -> [ChildGuard; 2] {
             .env("MTU", (underlay - OVERHEAD).to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        let mut program = lab.container(own).spawn(&mut command).expect("unshare");
-        let stdout = program.child_mut().stdout.take().expect("a pipe");
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line).expect("a line");
-        assert_eq!(line, "ready\n", "{command:?}");
-        program
+        for _ in 0..3 {
+            let mut program = lab.container(own).spawn(&mut command).expect("unshare");
+            let stdout = program.child_mut().stdout.take().expect("a pipe");
+            let mut line = String::new();
+            BufReader::new(stdout).read_line(&mut line).expect("a line");
+            if line == "ready\n" {
+                return program;
+            }
+            eprintln!("the tunnel's program is not ready: it is started again");
+        }
+        panic!("{command:?}");
     })
 }
 

@@ -100,6 +100,16 @@ impl Rails {
         self.lab.container(0).netns().ip(&words(line)).unwrap();
     }
 
+    /// The kernel brings the second rail's link up when it finds the time.
+    fn wait_for_link(&self) {
+        let at = self.lab.container(0);
+        let mut show = Command::new("ip");
+        show.args(["-o", "link", "show", "dev", "eth1"]);
+        wait_until("the link is up", || {
+            String::from_utf8_lossy(&at.output(&mut show).unwrap().stdout).contains("state UP")
+        });
+    }
+
     /// The second rail goes by `line`, and comes back by `back`.
     fn lose(&self, line: &str, back: &[&str]) {
         let mut both = self.connect();
@@ -122,6 +132,7 @@ impl Rails {
         // Requests to the queue pair that failed are flushed.
         second.write(WcStatus::WrFlushErr);
         back.iter().for_each(|line| self.ip(line));
+        self.wait_for_link();
         first.works();
         Rail::connect(second.side, &self.peer).works();
     }
