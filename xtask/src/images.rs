@@ -13,7 +13,7 @@ const ARCHITECTURES: [(&str, &str); 2] = [("x86_64", "amd64"), ("aarch64", "arm6
 /// When an image was made: the same files make the same image.
 const CREATED: &str = "1970-01-01T00:00:00Z";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Options of tar that leave out when and by whom a file was made.
+/// Options of tar that leave out the time and the owner of a file.
 const SAME: &str = "tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --format=ustar \
                     --mode=u=rwX,go=rX --create --file";
 /// Loads the archive `$1` into a folder of its own with podman, and runs the image `$2`. In a mount

@@ -192,7 +192,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a path is: a name is short, and has nothing to be escaped.
+        /// The name in any path is short, and has nothing to be escaped.
         #[test]
         fn no_path_makes_a_name_that_is_none(
             parts in prop::collection::vec(

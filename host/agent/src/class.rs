@@ -57,7 +57,7 @@ pub struct Class {
 pub struct Uplink {
     /// Its name.
     pub interface: String,
-    /// What all get together.
+    /// The rate of all frames that leave by it.
     pub rate: Rate,
 }
 

@@ -57,7 +57,7 @@ pub(crate) struct Hints<'a> {
     pub(crate) is_administered_by_itself: bool,
     /// What its engine says before it runs. So the addresses of now are those that it was given.
     pub(crate) about: Option<&'a About>,
-    /// Its name by the control group of who asks.
+    /// Its name by the control group of the process that asks.
     pub(crate) called: Option<&'a Called>,
 }
 
@@ -88,6 +88,29 @@ struct FoundEnd {
     called: Option<Called>,
     /// The name of the container's interface, by the container.
     interface: String,
+}
+
+impl FoundEnd {
+    /// The container as it is kept, which goes on from an older one at this end.
+    fn container(self, old: Option<Container>) -> Container {
+        let Self { end, peer, namespace, fixed, introduced, called, .. } = self;
+        let (ports, dropped, unguarded, shaped) =
+            old.map(|old| (old.ports, old.dropped, old.unguarded, old.shaped)).unwrap_or_default();
+        let HostEnd { name, sources, .. } = end;
+        Container {
+            name,
+            peer,
+            namespace,
+            fixed,
+            introduced,
+            called,
+            unguarded,
+            sources,
+            dropped,
+            ports,
+            shaped,
+        }
+    }
 }
 
 /// The host's end of a container.
@@ -243,7 +266,7 @@ impl Containers {
     }
 
     fn guard(&self, found: FoundEnd) -> Result<HostEnd, Refused> {
-        let FoundEnd { end, peer, namespace, fixed, introduced, called, interface } = found;
+        let (end, namespace) = (found.end.clone(), found.namespace);
         let turn = self.turn_of(end.index);
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         let (_, how) =
@@ -253,22 +276,8 @@ impl Containers {
         let mut inner = self.lock();
         let old = inner.containers.remove(&end.index);
         let is_new = old.as_ref().is_none_or(|old| old.namespace != namespace);
-        let (ports, dropped, unguarded, shaped) =
-            old.map(|old| (old.ports, old.dropped, old.unguarded, old.shaped)).unwrap_or_default();
-        let (name, sources) = (end.name.clone(), end.sources.clone());
-        let container = Container {
-            name,
-            peer,
-            namespace,
-            fixed,
-            introduced,
-            called,
-            unguarded,
-            sources,
-            dropped,
-            ports,
-            shaped,
-        };
+        let interface = found.interface.clone();
+        let container = found.container(old);
         inner.journal.names(Share::Container(namespace), &container.label());
         if is_new {
             tell_attached(&inner.journal, &container, &interface);

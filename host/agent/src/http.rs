@@ -1,4 +1,4 @@
-//! What an operator's Prometheus asks for, over HTTP on loopback or a Unix socket. No process needs
+//! Metrics and facts for an operator's Prometheus, over HTTP on loopback or a Unix socket. No process needs
 //! a right to ask, and nothing can be changed.
 
 use std::convert::Infallible;
@@ -164,7 +164,7 @@ fn response(status: StatusCode, kind: &'static str, text: String) -> Response<Fu
     response
 }
 
-/// What can be asked for.
+/// The paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Page {
     Health,

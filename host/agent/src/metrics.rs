@@ -183,7 +183,7 @@ impl Facts {
         })
     }
 
-    /// What programs say of themselves.
+    /// The counters of programs, by themselves.
     fn encode_pages(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         for (at, (name, help)) in COUNTERS.iter().enumerate() {
             let name = format!("rocinante_{name}");
@@ -212,7 +212,7 @@ impl Facts {
         Ok(())
     }
 
-    /// What the kernel counts at hosts' ends.
+    /// The kernel's counters at hosts' ends.
     fn encode_links(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         type Count = fn(&LinkCounts) -> u64;
         let counts: [(&str, &str, Count); 4] = [
@@ -243,7 +243,7 @@ impl Facts {
         self.containers.iter().filter_map(|it| Some((it.name.as_str(), it.status.as_ref()?)))
     }
 
-    /// What the agent did.
+    /// The agent's own counters.
     fn encode_agent(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let help = "Version of the agent";
         let mut version = family(to, "rocinante_agent_build", help, MetricType::Info)?;

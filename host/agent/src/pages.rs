@@ -58,7 +58,7 @@ struct Container {
     name: String,
     /// The inode of its network namespace.
     namespace: u64,
-    /// What devices have counted that are gone, by their names.
+    /// The last counters of devices that are gone, by their names.
     past: BTreeMap<String, Counters>,
     /// The devices that are open, or were when an earlier agent ended, by a number of our own.
     devices: BTreeMap<u64, Device>,

@@ -47,7 +47,7 @@ pub(crate) struct Known {
     /// An engine's word about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) introduced: Option<Introduced>,
-    /// Its name by the control group of who asked last.
+    /// Its name by the control group of the last process that asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) called: Option<Called>,
     /// Its ports.

@@ -77,7 +77,7 @@ impl PagePlace {
     }
 }
 
-/// What an agent is connected to for.
+/// The purpose of a connection to an agent.
 #[derive(Debug)]
 enum Errand {
     /// Guardians.

@@ -1,4 +1,4 @@
-//! What engines say about containers: the state that the hook gets, and control groups.
+//! Messages of engines about containers: the state that the hook gets, and control groups.
 
 use rocinante_agent::fuzzing;
 

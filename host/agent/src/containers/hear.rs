@@ -92,26 +92,13 @@ impl Containers {
                 WayOut::HostEnd(host) => {
                     let of = (namespace, None, None);
                     let found = inner.found(&config, (id, follows), of, (&link, host));
-                    let Ok(FoundEnd { end, peer, fixed, interface, .. }) = found else { continue };
+                    let Ok(found) = found else { continue };
+                    let (end, interface) = (found.end.clone(), found.interface.clone());
                     if let Err(e) = SourceFilter::attach(end.index, &end.sources) {
                         inner.journal.failed(namespace, &end.name, "cannot be guarded", &e);
                         continue;
                     }
-                    let (name, sources) = (end.name, end.sources);
-                    let (introduced, unguarded, dropped, ports, shaped) = Default::default();
-                    let container = Container {
-                        name,
-                        peer,
-                        namespace,
-                        fixed,
-                        introduced,
-                        called,
-                        unguarded,
-                        sources,
-                        dropped,
-                        ports,
-                        shaped,
-                    };
+                    let container = FoundEnd { introduced: None, called, ..found }.container(None);
                     tell_attached(&inner.journal, &container, &interface);
                     inner.containers.insert(end.index, container);
                     self.write(inner);

@@ -69,7 +69,7 @@ impl Containers {
     /// are, it repairs a missing part.
     ///
     /// # Errors
-    /// What to answer: they do not bind.
+    /// The refusal to send: they do not bind.
     pub(super) fn shape(&self, end: u32) -> Result<(), Refused> {
         let config = self.config();
         let inner = self.lock();
@@ -120,7 +120,7 @@ impl Containers {
         self.shape_each(&misshaped);
         self.share_uplinks(true);
         if let Err(error) = self.remove_ifbs() {
-            tracing::warn!("what is left of containers that have gone stays: {error}");
+            tracing::warn!("parts of containers that have gone stay: {error}");
         }
     }
 

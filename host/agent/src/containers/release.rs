@@ -105,7 +105,7 @@ impl Containers {
             }
         }
         if let Err(error) = self.remove_ifbs() {
-            tracing::warn!("what is left of containers that have gone stays: {error}");
+            tracing::warn!("parts of containers that have gone stay: {error}");
         }
     }
 }

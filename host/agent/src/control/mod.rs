@@ -135,7 +135,7 @@ pub(crate) struct AgentStatus {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UplinkStatus {
     pub(crate) interface: String,
-    /// What all get together.
+    /// The rate of all frames that leave by it.
     pub(crate) rate: Rate,
     /// Why it is not shared.
     #[serde(default, skip_serializing_if = "Option::is_none")]

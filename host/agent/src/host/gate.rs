@@ -70,19 +70,9 @@ impl Gate {
     /// # Errors
     /// The error of bpf(2).
     pub(super) fn find(end: u32) -> io::Result<Option<Self>> {
-        let programs = match Program::at_ingress(end) {
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) => {
-                return Ok(None);
-            }
-            programs => programs?,
-        };
-        for program in programs {
-            let described = program.described()?;
-            if Self::is_one(&described) {
-                return Ok(Some(Self { program, described }));
-            }
-        }
-        Ok(None)
+        let all = described(Program::at_ingress(end))?.into_iter();
+        let mut ours = all.filter(|(_, described)| Self::is_one(described));
+        Ok(ours.next().map(|(program, described)| Self { program, described }))
     }
 
     /// Whether a program is one of ours.
@@ -97,10 +87,7 @@ impl Gate {
     /// The error of bpf(2).
     pub(super) fn remove(end: u32) -> io::Result<()> {
         let Some(gate) = Self::find(end)? else { return Ok(()) };
-        match gate.program.detach(end) {
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-            done => done,
-        }
+        or_gone(gate.program.detach(end))
     }
 
     /// The frames that it dropped, if it drops.
@@ -114,6 +101,23 @@ impl Gate {
     fn map(self, name: &str) -> Option<Map> {
         self.described.maps.into_iter().find(|(of, _)| of == name).map(|(_, map)| map)
     }
+}
+
+/// These programs with their descriptions; none where the kernel has no tcx.
+pub(super) fn described(
+    programs: io::Result<Vec<Program>>,
+) -> io::Result<Vec<(Program, Described)>> {
+    let programs = match programs {
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) => Vec::new(),
+        programs => programs?,
+    };
+    let describe = |program: Program| program.described().map(|it| (program, it));
+    programs.into_iter().map(describe).collect()
+}
+
+/// Without the error that there is none to take away.
+pub(super) fn or_gone(removed: io::Result<()>) -> io::Result<()> {
+    removed.or_else(|e| if e.raw_os_error() == Some(libc::ENOENT) { Ok(()) } else { Err(e) })
 }
 
 /// Sends each frame to the link whose number is in the map.

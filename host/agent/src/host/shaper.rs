@@ -415,7 +415,7 @@ pub(super) fn short(number: u64) -> [u8; 4] {
     u32::try_from(number).unwrap_or(u32::MAX).to_ne_bytes()
 }
 
-/// The time in which a rate has so many bytes, as the packet scheduler counts it.
+/// The time that these bytes take at a rate, as the packet scheduler counts it.
 pub(super) fn ticks(bytes: u64, rate: Rate) -> u64 {
     bytes * 1_000_000_000 / rate.bytes() / TICK
 }

@@ -10,6 +10,7 @@ use rocinante_netdev::for_agent::bpf::asm::{Asm, Cond, Helper, Insn, Reg, Size, 
 use rocinante_netdev::for_agent::bpf::{Map, Program, TCX_NEXT};
 use rocinante_netdev::for_agent::rtnl::query::{Query, word};
 
+use super::gate::{described, or_gone};
 use super::shaper::{
     BURST_MS, CREATE, Done, HANDLE, LINK_LAYER_ETHERNET, QUEUE_MS, ROOT, RTM_NEWQDISC, Root,
     Shaper, ShaperError, TCA_KIND, TCA_OPTIONS, burst_of, kernel, short, tc_header, ticks,
@@ -216,29 +217,17 @@ impl Sorter {
 
     /// The program of ours at a link; none where the kernel has no tcx.
     fn find(link: u32) -> io::Result<Option<Self>> {
-        let programs = match Program::at_egress(link) {
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) => {
-                return Ok(None);
-            }
-            programs => programs?,
-        };
-        for program in programs {
-            let described = program.described()?;
-            let is_ours =
-                |(name, map): &(String, Map)| name == CLASS_OF && map.has_sizes(KEY_LEN, 4);
-            let map = described.maps.into_iter().find(is_ours);
-            if let (PROGRAM, Some((_, class_of))) = (described.name.as_str(), map) {
-                return Ok(Some(Self { program, class_of }));
-            }
-        }
-        Ok(None)
+        let is_ours = |(name, map): &(String, Map)| name == CLASS_OF && map.has_sizes(KEY_LEN, 4);
+        let all = described(Program::at_egress(link))?.into_iter();
+        let mut ours = all.filter(|(_, it)| it.name == PROGRAM).filter_map(|(program, it)| {
+            let (_, class_of) = it.maps.into_iter().find(is_ours)?;
+            Some(Self { program, class_of })
+        });
+        Ok(ours.next())
     }
 
     fn detach(&self, link: u32) -> io::Result<()> {
-        match self.program.detach_egress(link) {
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-            done => done,
-        }
+        or_gone(self.program.detach_egress(link))
     }
 
     /// Has frames from these addresses in these classes, and all others in none.
@@ -247,10 +236,7 @@ impl Sorter {
             self.class_of.set(key, *class)?;
         }
         for key in self.class_of.keys()?.iter().filter(|key| !class_of.contains_key(*key)) {
-            match self.class_of.remove(key) {
-                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
-                removed => removed?,
-            }
+            or_gone(self.class_of.remove(key))?;
         }
         Ok(())
     }

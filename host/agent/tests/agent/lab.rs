@@ -1,12 +1,13 @@
 //! A host with containers and an agent.
 
 use std::fs;
-use std::io::Write as _;
-use std::net::IpAddr;
+use std::io::{self, Write as _};
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 
 use rocinante_agent::host::{Reason, SourceFilter};
 use rocinante_lab::{ChildGuard, Container, Lab, LabConfig, LabError, Privilege};
@@ -50,6 +51,20 @@ impl Host {
     pub(crate) fn configure(&mut self, line: &str) {
         self.config.push_str(line);
         self.config.push('\n');
+    }
+
+    /// Sends bytes from a container to a socket elsewhere by TCP.
+    pub(crate) fn transfer(&self, from: usize, to: TcpListener, bytes: usize) {
+        let address = to.local_addr().expect("an address");
+        let reader = thread::spawn(move || {
+            let (mut stream, _) = to.accept().expect("a client");
+            io::copy(&mut stream, &mut io::sink()).expect("read")
+        });
+        let connected = self.container(from).run(|| TcpStream::connect(address));
+        let mut stream = connected.expect("entered").expect("connected");
+        stream.write_all(&vec![7; bytes]).expect("written");
+        drop(stream);
+        assert_eq!(reader.join().expect("no panic"), bytes as u64);
     }
 
     /// A directory of the test's own.

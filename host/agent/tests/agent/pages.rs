@@ -104,7 +104,7 @@ fn value(text: &str, series: &str) -> Option<u64> {
     line.rsplit(' ').next()?.parse().ok()
 }
 
-/// What a container's devices have sent, by a scrape.
+/// The packets that a container's devices have sent, by a scrape.
 fn sent(host: &Host, container: usize, device: &str) -> Option<u64> {
     let name = host.container(container).host_end();
     let series = format!("rocinante_sent_pkts_total{{container=\"{name}\",device=\"{device}\"}}");

@@ -1,8 +1,6 @@
 //! Rates of classes: everything that goes into a container and out of it passes them.
 
-use std::io::Write as _;
-use std::net::{IpAddr, TcpListener, TcpStream};
-use std::thread;
+use std::net::{IpAddr, TcpListener};
 
 use rocinante_agent::control;
 use rocinante_netdev::for_agent::bpf::asm::{Asm, Reg};
@@ -24,17 +22,7 @@ const BOTH: &str = "ingress_rate = \"200mbit\"\negress_rate = \"100mbit\"\n";
 fn transfer(host: &Host, from: usize, to: usize) {
     let [address, _]: [IpAddr; 2] = host.addresses(to);
     let listener = host.container(to).run(|| TcpListener::bind((address, 0)));
-    let listener = listener.expect("entered").expect("a socket");
-    let port = listener.local_addr().expect("an address").port();
-    let reader = thread::spawn(move || {
-        let (mut stream, _) = listener.accept().expect("a client");
-        std::io::copy(&mut stream, &mut std::io::sink()).expect("read")
-    });
-    let connect = || TcpStream::connect((address, port));
-    let mut stream = host.container(from).run(connect).expect("entered").expect("connected");
-    stream.write_all(&vec![7; BYTES]).expect("written");
-    drop(stream);
-    assert_eq!(reader.join().expect("no panic"), BYTES as u64);
+    host.transfer(from, listener.expect("entered").expect("a socket"), BYTES);
 }
 
 /// The status of a container.
@@ -177,7 +165,7 @@ fn rates_outlive_the_agent_and_end_with_their_container() {
     host.start();
     let slow = status(&host, 0);
     assert!(count(&slow, "egress", "bytes") > BYTES as u64, "it is the same: {slow:#}");
-    // What is broken is mended at the next request.
+    // The next request mends a missing part.
     host.lab.host().tc(&["qdisc", "del", "dev", "veth0", "root"]).expect("removed");
     let index = host.index("veth0");
     host.lab.host().ip(&["link", "del", &format!("roce-{index}")]).expect("removed");

@@ -1,9 +1,7 @@
 //! Uplinks that containers share.
 
 use std::collections::BTreeMap;
-use std::io::Write as _;
-use std::net::{IpAddr, TcpListener, TcpStream};
-use std::thread;
+use std::net::{IpAddr, TcpListener};
 
 use rocinante_agent::control;
 use rocinante_lab::Netns;
@@ -40,17 +38,7 @@ fn far(host: &Host) -> (Netns, [IpAddr; 2]) {
 /// Sends bytes from a container to an address there.
 fn send(host: &Host, from: usize, far: &Netns, address: IpAddr) {
     let listener = far.run(|| TcpListener::bind((address, 0))).expect("entered");
-    let listener = listener.expect("a socket");
-    let port = listener.local_addr().expect("an address").port();
-    let reader = thread::spawn(move || {
-        let (mut stream, _) = listener.accept().expect("a client");
-        std::io::copy(&mut stream, &mut std::io::sink()).expect("read")
-    });
-    let connect = || TcpStream::connect((address, port));
-    let mut stream = host.container(from).run(connect).expect("entered").expect("connected");
-    stream.write_all(&vec![7; BYTES]).expect("written");
-    drop(stream);
-    assert_eq!(reader.join().expect("no panic"), BYTES as u64);
+    host.transfer(from, listener.expect("a socket"), BYTES);
 }
 
 /// The classes of the uplink: reserved bytes in a second, the most, and bytes sent.

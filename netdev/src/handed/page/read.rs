@@ -90,7 +90,7 @@ fn read_section<T>(
     })
 }
 
-/// What `read` returns, if the sequence number was even and the same before and behind it.
+/// The result of `read`, if the sequence number was even and the same before and behind it.
 fn consistent<T>(sequence: impl Fn() -> Option<u64>, read: impl Fn() -> Option<T>) -> Option<T> {
     (0..ATTEMPTS).find_map(|_| {
         let before = sequence().filter(|number| number % 2 == 0)?;

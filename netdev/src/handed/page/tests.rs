@@ -170,7 +170,7 @@ fn a_hostile_page_is_read_within_bounds_or_not_at_all() {
         page.publish(&head, 0, |_| ());
         assert_eq!(queue_pairs(&file).len(), 2, "{found}");
     }
-    // What the agent does not know is none of its own.
+    // A page of another version is not read.
     file.write_all_at(&2_u64.to_ne_bytes(), 0).expect("written");
     assert_eq!((read(&file), queue_pairs(&file)), (None, vec![]));
 }
