@@ -1,5 +1,5 @@
-//! Metrics and facts for an operator's Prometheus, over HTTP on loopback or a Unix socket. No process needs
-//! a right to ask, and nothing can be changed.
+//! Metrics and facts for an operator's Prometheus, over HTTP on loopback or a Unix socket. No
+//! process needs a right to ask, and nothing can be changed.
 
 use std::convert::Infallible;
 use std::io;
