@@ -15,6 +15,7 @@ use rocinante_netdev::for_agent::namespaces::owning_user_namespace;
 use rocinante_netdev::handed::{Code, Refused};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::called::Called;
 
@@ -86,6 +87,24 @@ impl Namespace {
     /// The descriptor.
     pub(crate) fn file(&self) -> &File {
         &self.file
+    }
+
+    /// Does something on a thread in the namespace: a thread of the agent's never goes there.
+    ///
+    /// # Errors
+    /// The refusal to send if the agent cannot enter it.
+    pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Refused> {
+        let failed = |why: &str| {
+            let reason = format!("the agent cannot enter your network namespace: {why}");
+            Refused::new(Code::Failed, reason, "start the agent with CAP_SYS_ADMIN")
+        };
+        let there = || {
+            move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network))
+                .map_err(|e| failed(&e.to_string()))?;
+            Ok(work())
+        };
+        std::thread::scope(|scope| scope.spawn(there).join())
+            .unwrap_or_else(|_| Err(failed("the thread there ended")))
     }
 }
 

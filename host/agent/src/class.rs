@@ -83,6 +83,8 @@ pub(crate) struct Subject<'a> {
     pub(crate) addresses: &'a BTreeSet<IpAddr>,
     /// The class that its engine named.
     pub(crate) class: Option<&'a str>,
+    /// Rates of its own, from its engine.
+    pub(crate) rates: Rates,
 }
 
 /// The limits of a container.
@@ -143,7 +145,7 @@ impl Config {
             ring_mib_max: it.ring_mib_max.unwrap_or(self.ring_mib_max),
             ring_frames_max: it.ring_frames_max.unwrap_or(self.ring_frames_max),
             requests_per_second: it.requests_per_second.unwrap_or(self.requests_per_second),
-            rates: Rates { ingress: it.ingress_rate, egress: it.egress_rate },
+            rates: it.rates().least(of.rates),
             uplink_rate: it.uplink_rate,
             uplink_ceil: it.uplink_ceil,
         })
@@ -176,6 +178,10 @@ impl Config {
 }
 
 impl Class {
+    fn rates(&self) -> Rates {
+        Rates { ingress: self.ingress_rate, egress: self.egress_rate, ..Rates::default() }
+    }
+
     fn has_matches(&self) -> bool {
         let Self { containers, engines, networks, .. } = self;
         !(containers.is_empty() && engines.is_empty() && networks.is_empty())
@@ -286,7 +292,8 @@ mod tests {
         let v6: BTreeSet<IpAddr> = ["fe80::1", "fd00::1"].map(|a| a.parse().expect("one")).into();
         let other: BTreeSet<IpAddr> = ["10.89.0.1".parse().expect("an address")].into();
         let of = |id, engine, addresses, class| {
-            let bounds = config.bounds(&Subject { end: "veth0", id, engine, addresses, class });
+            let (end, rates) = ("veth0", Rates::default());
+            let bounds = config.bounds(&Subject { end, id, engine, addresses, class, rates });
             bounds.map(|it| (it.class, it.ports_max, it.ring_mib_max))
         };
         let is = |class: &str, ports, mib| Ok((class.to_owned(), ports, mib));
@@ -308,6 +315,7 @@ mod tests {
             engine: None,
             addresses: &v4,
             class: Some("default"),
+            rates: Rates::default(),
         });
         assert_eq!(bounds.expect("it is there").ports_max, 64);
     }

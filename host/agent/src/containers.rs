@@ -7,6 +7,7 @@
 mod classes;
 mod hear;
 mod introduce;
+mod mtu;
 mod ports;
 mod promise;
 mod rates;
@@ -367,7 +368,11 @@ impl Inner {
         let known = self.containers.get(&host.index);
         let known = known.filter(|c| (c.peer, c.namespace) == (peer, namespace));
         let introduced = match about {
-            Some(about) => Some(about.introduced(&now)),
+            Some(about) => {
+                let before = known.and_then(|known| known.introduced.as_ref());
+                let rates = about.rates.or(before.and_then(|before| before.rates));
+                Some(Introduced { rates, ..about.introduced(&now) })
+            }
             None => known.and_then(|known| known.introduced.clone()),
         };
         let called = called.or(known.and_then(|known| known.called.as_ref())).cloned();

@@ -53,7 +53,8 @@ pub(crate) fn about(state: impl Read) -> Result<About, AgentError> {
         return Err(AgentError::new("the container's state: its names are too long", hint));
     }
     let namespace = format!("/proc/{}/ns/net", state.pid).into();
-    Ok(About { namespace, interface: None, id: state.id, engine, class })
+    let (interface, id) = (None, state.id);
+    Ok(About { namespace, interface, id, engine, class, rates: None, mtu: None })
 }
 
 #[cfg(test)]

@@ -31,7 +31,11 @@ impl Rate {
         Self(self.0.saturating_sub(taken)).max(Self::LEAST)
     }
 
-    fn checked(bits: u64) -> Result<Self, String> {
+    /// A rate of this number of bits in a second.
+    ///
+    /// # Errors
+    /// It is less than a megabit, or more than a terabit.
+    pub fn of_bits(bits: u64) -> Result<Self, String> {
         let rate = Self(bits);
         if (Self::LEAST..=Self::MOST).contains(&rate) {
             return Ok(rate);
@@ -60,7 +64,7 @@ impl std::str::FromStr for Rate {
         let places = number.split_once('.').map_or(1, |(_, part)| part.len() as u32);
         let bits = u128::from(whole) * u128::from(*factor)
             + u128::from(part) * u128::from(*factor) / 10_u128.pow(places);
-        Self::checked(bits.try_into().unwrap_or(u64::MAX))
+        Self::of_bits(bits.try_into().unwrap_or(u64::MAX))
     }
 }
 
@@ -100,7 +104,7 @@ impl<'de> Deserialize<'de> for Rate {
             }
 
             fn visit_u64<E: Error>(self, bits: u64) -> Result<Rate, E> {
-                Rate::checked(bits).map_err(E::custom)
+                Rate::of_bits(bits).map_err(E::custom)
             }
         }
 

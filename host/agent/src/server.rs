@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,9 +13,8 @@ use rocinante_netdev::handed::{
     Answer, Code, Refused, Request, WAIT_MAX, receive_request, send_answer,
 };
 use rocinante_netdev::handed::{guard, page};
-use rocinante_netdev::{GiveLimits, Given, give};
+use rocinante_netdev::{Given, give};
 use rustix::net::{RecvFlags, recv};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use sd_notify::NotifyState;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -556,7 +555,7 @@ impl Agent {
         // The kernel takes its time with both. The port is handed over when the program is there.
         let (attached, given) = std::thread::scope(|scope| {
             let attach = scope.spawn(|| self.containers.attach(found));
-            let given = give_in(&asker.namespace, request, &limits);
+            let given = asker.namespace.run(|| give(request, &limits));
             (attach.join(), given)
         });
         attached.unwrap_or_else(|_| Err(Refused::new(Code::Failed, "the agent failed", "")))?;
@@ -574,26 +573,4 @@ impl Agent {
         steps::reached("port recorded");
         Ok((given, port))
     }
-}
-
-/// Opens ports on a thread in the namespace: a thread of the agent's never goes there.
-fn give_in(
-    namespace: &Namespace,
-    request: &Request,
-    limits: &GiveLimits,
-) -> Result<Given, Refused> {
-    let failed = |why: &str| {
-        let reason = format!("the agent cannot enter your network namespace: {why}");
-        Refused::new(Code::Failed, reason, "start the agent with CAP_SYS_ADMIN")
-    };
-    let there: BorrowedFd<'_> = namespace.file().as_fd();
-    let work = || {
-        move_into_link_name_space(there, Some(LinkNameSpaceType::Network))
-            .map_err(|e| failed(&e.to_string()))?;
-        Ok(give(request, limits))
-    };
-    std::thread::scope(|scope| match scope.spawn(work).join() {
-        Ok(given) => given,
-        Err(_) => Err(failed("the thread there ended")),
-    })
 }

@@ -16,6 +16,7 @@ use rocinante_netdev::handed::Ring;
 use serde::{Deserialize, Serialize};
 
 use crate::called::Called;
+use crate::host::Rates;
 
 const VERSION: u32 = 1;
 /// The longest file that is read.
@@ -69,6 +70,9 @@ pub(crate) struct Introduced {
     /// The class that the engine named.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) class: Option<String>,
+    /// Rates of its own, beside those of its class.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rates: Option<Rates>,
     /// The addresses that the engine gave it.
     pub(crate) given: Fixed,
 }
@@ -213,7 +217,9 @@ mod tests {
         let given = fixed.clone();
         let called = Called { id: "0123".into(), engine: "libpod".into() };
         let class = Some("gold".into());
-        let introduced = Introduced { called: called.clone(), class, given };
+        let egress = "5mbit".parse().ok();
+        let rates = Rates { egress, egress_burst_bits: Some(8), ..Rates::default() };
+        let introduced = Introduced { called: called.clone(), class, rates: Some(rates), given };
         Known {
             host_end,
             interface: 2,

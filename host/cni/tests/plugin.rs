@@ -133,6 +133,68 @@ fn a_class_is_handed_on() {
     assert_eq!(agent.join().expect("an agent")["about"]["class"], "gold");
 }
 
+/// Keys as the specification's conventions have them, and as containerd writes them.
+#[test]
+fn rates_are_handed_on() {
+    let place = Place::new("rates");
+    let most_bits = 8 * u64::from(u32::MAX) - 1;
+    for (bandwidth, rates) in [
+        (
+            json!({"ingressRate": 5_000_000, "ingressBurst": 8000, "egressRate": 7_000_000,
+                   "egressBurst": most_bits}),
+            json!({"ingress_rate": 5_000_000, "ingress_burst_bits": 8000,
+                   "egress_rate": 7_000_000, "egress_burst_bits": most_bits}),
+        ),
+        (
+            json!({"IngressRate": 0, "IngressBurst": 0, "EgressRate": 1_000_000,
+                   "EgressBurst": 2_147_483_647}),
+            json!({"egress_rate": 1_000_000, "egress_burst_bits": 2_147_483_647}),
+        ),
+        (
+            json!({"ingressRate": 1_000_000_000_000_u64, "ingressBurst": 1, "egressRate": null}),
+            json!({"ingress_rate": 1_000_000_000_000_u64, "ingress_burst_bits": 1}),
+        ),
+        (json!({}), json!({})),
+        (Value::Null, Value::Null),
+    ] {
+        let mut config = place.config("1.0.0");
+        config["capabilities"] = json!({"bandwidth": true});
+        config["runtimeConfig"] = json!({"bandwidth": bandwidth});
+        for command in ["ADD", "CHECK"] {
+            let agent = place.agent(KNOWN);
+            let (is_good, said) = call(command, &ALL, &config.to_string());
+            let asked = agent.join().expect("an agent");
+            assert!(is_good, "{said}");
+            assert_eq!(asked["about"]["rates"], rates, "{command} {bandwidth}");
+        }
+    }
+}
+
+/// The result has it from version 1.1.0 on, at both ends of the interface and nowhere else.
+#[test]
+fn an_mtu_is_handed_on_and_is_in_the_result() {
+    let place = Place::new("mtu");
+    for (version, mtu) in [("1.0.0", 1280), ("1.1.0", 4200), ("1.1.0", 65_535)] {
+        let mut config = place.config(version);
+        config["mtu"] = mtu.into();
+        config["prevResult"]["interfaces"] = json!([
+            {"name": "br0"}, {"name": "veth0", "sandbox": ""}, {"name": "veth0", "sandbox": "/o"},
+            {"name": "eth0"}, {"name": "eth0", "sandbox": "/run/n"},
+            {"name": "eth1", "sandbox": "/run/n"},
+        ]);
+        let agent = place.agent(KNOWN);
+        let (is_good, said) = call("ADD", &ALL, &config.to_string());
+        assert!(is_good, "{said}");
+        assert_eq!(agent.join().expect("an agent")["about"]["mtu"], mtu);
+        let mut result = config["prevResult"].clone();
+        if version == "1.1.0" {
+            result["interfaces"][1]["mtu"] = mtu.into();
+            result["interfaces"][4]["mtu"] = mtu.into();
+        }
+        assert_eq!(said, result);
+    }
+}
+
 #[test]
 fn without_an_agent_a_container_waits_unless_that_is_not_required() {
     // Its socket is there, and nothing listens: it was killed.
@@ -274,7 +336,10 @@ fn nonsense_in_any_field_is_an_error_or_nothing() {
     let place = Place::new("nonsense");
     let mut config = place.config("1.1.0");
     config["required"] = true.into();
-    config["runtimeConfig"] = json!({"bandwidth": {"ingressRate": 1_000_000, "ingressBurst": 1}});
+    config["mtu"] = 4200.into();
+    config["runtimeConfig"] = json!({"bandwidth": {
+        "ingressRate": 1_000_000, "ingressBurst": 1, "egressRate": 1_000_000, "egressBurst": 1,
+    }});
     config["capabilities"] = json!({"bandwidth": true});
     config["ipam"] = json!({"type": "host-local"});
     config["cni.dev/valid-attachments"] = json!([{"containerID": "c0ffee", "ifname": "eth0"}]);
@@ -344,6 +409,11 @@ fn bad_input_has_the_code_of_the_specification() {
         config[key] = value;
         config.to_string()
     };
+    let bandwidth = |value: Value| with("runtimeConfig", json!({"bandwidth": value}));
+    let into =
+        |rate: Value, burst: Value| bandwidth(json!({"ingressRate": rate, "ingressBurst": burst}));
+    let out =
+        |rate: Value, burst: Value| bandwidth(json!({"EgressRate": rate, "EgressBurst": burst}));
     let mut alone = good.clone();
     alone.as_object_mut().expect("an object").remove("prevResult");
     for (command, variables, config, code) in [
@@ -358,6 +428,31 @@ fn bad_input_has_the_code_of_the_specification() {
         ("ADD", &ALL, with("class", 7.into()), 7),
         ("CHECK", &ALL, with("class", json!(["gold"])), 7),
         ("STATUS", &[], with("control", Value::Null), 7),
+        ("ADD", &ALL, with("mtu", "4200".into()), 7),
+        ("ADD", &ALL, with("mtu", Value::Null), 7),
+        ("ADD", &ALL, with("mtu", 0.into()), 7),
+        ("ADD", &ALL, with("mtu", 1279.into()), 7),
+        ("CHECK", &ALL, with("mtu", 65_536.into()), 7),
+        ("ADD", &ALL, with("mtu", (-4200).into()), 7),
+        ("ADD", &ALL, with("mtu", 4200.5.into()), 7),
+        ("ADD", &ALL, with("mtu", ((1_u64 << 32) + 4200).into()), 7),
+        ("ADD", &ALL, bandwidth("1M".into()), 7),
+        ("ADD", &ALL, bandwidth(json!([1, 2, 3, 4])), 7),
+        ("ADD", &ALL, into("1M".into(), 8.into()), 7),
+        ("ADD", &ALL, into(1_000_000.into(), "8".into()), 7),
+        ("ADD", &ALL, out((-1_000_000).into(), 8.into()), 7),
+        ("ADD", &ALL, out(1_000_000.into(), (-8).into()), 7),
+        ("ADD", &ALL, out(1e6.into(), 8.into()), 7),
+        ("ADD", &ALL, into(1_000_000.into(), 0.into()), 7),
+        ("ADD", &ALL, into(0.into(), 8.into()), 7),
+        ("ADD", &ALL, out(1_000_000.into(), Value::Null), 7),
+        ("CHECK", &ALL, out(Value::Null, 8.into()), 7),
+        ("ADD", &ALL, into(999_999.into(), 8.into()), 7),
+        ("ADD", &ALL, out(1_000_000_000_001_u64.into(), 8.into()), 7),
+        ("ADD", &ALL, out(1_000_000.into(), (8 * u64::from(u32::MAX)).into()), 7),
+        ("ADD", &ALL, bandwidth(json!({"ingressRate": 0, "IngressRate": 0})), 7),
+        ("ADD", &ALL, bandwidth(json!({"shapedSubnets": ["10.0.0.0/8"]})), 2),
+        ("ADD", &ALL, with("runtimeConfig", "bandwidth".into()), 6),
         ("ADD", &ALL, with("cniVersion", "0.2.0".into()), 1),
         ("ADD", &ALL, with("cniVersion", "9.0.0".into()), 1),
         ("ADD", &ALL, with("prevResult", "eth0".into()), 6),

@@ -24,6 +24,7 @@ pub(super) fn subject<'a>(
         engine: called.map(|it| it.engine.as_str()),
         addresses: &sources.addresses,
         class: introduced.and_then(|it| it.class.as_deref()),
+        rates: introduced.and_then(|it| it.rates).unwrap_or_default(),
     }
 }
 

@@ -1,12 +1,15 @@
 //! Containers that their engine introduces before they run: from then on only the addresses that it
 //! gave leave them.
 
+use std::sync::PoisonError;
+
 use rocinante_netdev::handed::{Code, Refused};
 
-use super::{Containers, Hints, HostEnd};
+use super::mtu::Before;
+use super::{Container, Containers, Hints, HostEnd};
 use crate::asker::Namespace;
 use crate::called::Called;
-use crate::control::About;
+use crate::control::{About, Reply};
 use crate::host::{HostLink, NsId, SourceFilter, Sources};
 use crate::links::{WayOut, ends, failed, way_out};
 use crate::state::Introduced;
@@ -15,7 +18,7 @@ impl About {
     /// To be kept, with the addresses of now.
     pub(super) fn introduced(&self, now: &Sources) -> Introduced {
         let called = Called { id: self.id.clone(), engine: self.engine.clone() };
-        Introduced { called, class: self.class.clone(), given: now.into() }
+        Introduced { called, class: self.class.clone(), rates: self.rates, given: now.into() }
     }
 }
 
@@ -23,7 +26,7 @@ impl Containers {
     /// Makes the interface of a container known, or all that leave it. Returns the host's end.
     ///
     /// # Errors
-    /// The reason why the agent does not serve it.
+    /// The reason why the agent does not serve it. Then the interface is as before.
     pub(crate) fn introduce(
         &self,
         namespace: &Namespace,
@@ -33,10 +36,48 @@ impl Containers {
         let (_, interface) = self.interface_of(namespace, about)?;
         let about = Some(about);
         let hints = Hints { interface, is_administered_by_itself, about, called: None };
-        self.attach(self.find(namespace, hints)?)
+        let found = self.find(namespace, hints)?;
+        let end = found.end().index;
+        let inner = self.lock();
+        let known = inner.containers.get(&end).filter(|it| it.namespace == namespace.inode());
+        let known = known.map(|it| (it.introduced.clone(), it.fixed.clone()));
+        drop(inner);
+        let mtu = about.and_then(|about| about.mtu);
+        let mtu = mtu.map(|mtu| self.set_mtu(namespace, interface, mtu)).transpose()?;
+        self.attach(found).inspect_err(|_| {
+            mtu.iter().for_each(Before::restore);
+            self.take_back(end, known);
+        })
     }
 
-    /// The host's end of such an interface, if the program is there and the container is known.
+    /// Has a host's end as it was before an introduction that failed: forgotten, or with an earlier
+    /// word of the engine's and the addresses fixed by it.
+    fn take_back(&self, end: u32, known: Option<(Option<Introduced>, Option<Sources>)>) {
+        let turn = self.turn_of(end);
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.lock();
+        let is_asking = inner.reserved.contains_key(&end);
+        let Some(container) = inner.containers.get_mut(&end) else { return };
+        if let Some((introduced, fixed)) = known {
+            (container.introduced, container.fixed) = (introduced, fixed);
+            inner.follow(end);
+            self.write(&inner);
+            drop(inner);
+            // Its rates of before may fail likewise: the status says so.
+            let _ = self.shape(end);
+        } else if !is_asking && container.ports.is_empty() {
+            let name = container.name.clone();
+            inner.containers.remove(&end);
+            self.write(&inner);
+            drop(inner);
+            if let Reply::Kept { name, reason } = self.detach(end, name) {
+                tracing::warn!(container = name, "{reason}");
+            }
+        }
+    }
+
+    /// The host's end of such an interface, if the program is there and the container is known. Its
+    /// MTU and its own rates are those of `about`, if that has any.
     ///
     /// # Errors
     /// The reason why there is none.
@@ -47,9 +88,23 @@ impl Containers {
     ) -> Result<Option<String>, Refused> {
         let (id, interface) = self.interface_of(namespace, about)?;
         let mut inner = self.lock();
-        let (_, host) = ends(&mut inner.namespaces, id, interface)?;
+        let (own, host) = ends(&mut inner.namespaces, id, interface)?;
+        let differs = |it: &&HostLink| about.mtu.is_some_and(|mtu| it.mtu != mtu);
+        if let Some(HostLink { name, mtu, .. }) = [&own, &host].into_iter().find(differs) {
+            let reason = format!("the MTU of {name} is {mtu} now");
+            return Err(Refused::new(Code::Interface, reason, ""));
+        }
         let known = inner.containers.get(&host.index);
-        let is_known = known.is_some_and(|it| it.namespace == namespace.inode());
+        let known = known.filter(|it| it.namespace == namespace.inode());
+        let is_known = known.is_some();
+        if let Some(Container { shaped, introduced, .. }) = known {
+            let of_its_own = introduced.as_ref().and_then(|it| it.rates);
+            let others = about.rates.is_some() && about.rates != of_its_own;
+            let others = others.then(|| "it has other rates now".to_owned());
+            if let Some(reason) = shaped.fault.clone().or(others) {
+                return Err(Refused::new(Code::Interface, reason, ""));
+            }
+        }
         drop(inner);
         let filter = SourceFilter::find(host.index).map_err(|e| failed("look at", &e))?;
         Ok((is_known && filter.is_some()).then_some(host.name))

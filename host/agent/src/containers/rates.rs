@@ -19,7 +19,7 @@ use crate::links::is_gone;
 pub(super) struct Shaped {
     /// Those in force; `None` if it has to look.
     rates: Option<Rates>,
-    /// Why those of its class are not.
+    /// Why its rates are not.
     pub(super) fault: Option<String>,
 }
 
@@ -38,7 +38,7 @@ impl Shaped {
 }
 
 impl Container {
-    /// The rates of its class, unless that has gone.
+    /// The rates that bind it, unless its class has gone.
     fn rates(&self, config: &Config) -> Option<Rates> {
         match self.class(config) {
             ClassStatus::Of(bounds) => Some(bounds.rates),
@@ -65,8 +65,8 @@ impl Inner {
 }
 
 impl Containers {
-    /// Puts the rates of its class in force at a host's end, whose turn this thread has. Where they
-    /// are, it repairs a missing part.
+    /// Puts the rates of a container in force at its host's end, whose turn this thread has. Where
+    /// they are, it repairs a missing part.
     ///
     /// # Errors
     /// The refusal to send: they do not bind.
@@ -94,7 +94,7 @@ impl Containers {
         let is_set = fault.is_none();
         container.shaped = Shaped { rates: Some(rates).filter(|_| is_set), fault: fault.clone() };
         let Some(why) = fault else { return Ok(()) };
-        let reason = format!("the rates of your container's class do not bind at {name}: {why}");
+        let reason = format!("the rates of your container do not bind at {name}: {why}");
         Err(Refused::new(Code::Failed, reason, "see the log of the agent, or ask its operator"))
     }
 

@@ -75,7 +75,7 @@ impl Containers {
     }
 
     /// Takes the programs off an end whose turn this thread has.
-    fn detach(&self, end: u32, name: String) -> Reply {
+    pub(super) fn detach(&self, end: u32, name: String) -> Reply {
         let detached = SourceFilter::detach_all(end).and_then(|()| Shaper::open()?.clear(end));
         let mut inner = self.lock();
         // An announcement made it known again meanwhile: then the program is to be there.

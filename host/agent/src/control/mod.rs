@@ -7,12 +7,13 @@ mod text;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::class::Bounds;
-use crate::host::InForce;
+use crate::host::{InForce, Rates};
 use crate::rate::Rate;
 
 pub use self::client::{introduce, is_introduced, release, runs, status};
@@ -25,6 +26,10 @@ pub(crate) const MESSAGE_BYTES_MAX: usize = 16 << 10;
 pub(crate) const CALLED_MAX: usize = 1024;
 /// The name of the socket, in the directory of the state.
 pub(crate) const SOCKET: &str = "control.sock";
+
+/// The MTUs that an interface may be given: with less it loses its IPv6 addresses (RFC 8200,
+/// section 5), and a veth has no more.
+pub const MTU: RangeInclusive<u32> = 1280..=65_535;
 
 /// The path of the socket, of an agent with the default configuration.
 pub const DEFAULT: &str = "/run/rocinante-agent/control.sock";
@@ -66,6 +71,14 @@ pub struct About {
     /// The class that it is to have, of those that are configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<String>,
+    /// Rates of its own: of each way the lesser one of these and its class's binds. Without them
+    /// those of an earlier word stay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rates: Option<Rates>,
+    /// The MTU of both ends of its interface, in bytes, of [`MTU`]; without it they stay as they
+    /// are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u32>,
 }
 
 /// What to do.
@@ -247,6 +260,13 @@ impl Request {
             .flat_map(|about| [&about.id, &about.engine].into_iter().chain(&about.class));
         if names.into_iter().any(|name| name.len() > CALLED_MAX) {
             return Err("the container's name is too long".to_owned());
+        }
+        match request.about.as_ref().and_then(|about| about.mtu) {
+            Some(mtu) if !MTU.contains(&mtu) => {
+                let (least, most) = MTU.into_inner();
+                return Err(format!("an MTU is {least} to {most}, and not {mtu}"));
+            }
+            _ => {}
         }
         Ok(request)
     }

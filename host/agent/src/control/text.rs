@@ -179,6 +179,7 @@ mod tests {
             engine: None,
             addresses: &Default::default(),
             class: None,
+            rates: Default::default(),
         });
         container.class = ClassStatus::Of(bounds.expect("the default"));
         container.ports.clear();

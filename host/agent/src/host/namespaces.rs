@@ -53,6 +53,10 @@ pub struct HostLink {
     pub is_loopback: bool,
     /// The link of which it is an end, or on which it stands.
     pub peer: Option<Peer>,
+    /// The longest packet that it takes, in bytes.
+    pub mtu: u32,
+    /// The index of the bridge of which it is a port, or of another such link.
+    pub master: Option<u32>,
     /// Whether it sends by a namespace that is not the one it is in.
     pub is_of_another_namespace: bool,
 }
@@ -150,6 +154,17 @@ impl Namespaces {
         Ok(addresses)
     }
 
+    /// Gives a link of the own namespace this MTU.
+    ///
+    /// # Errors
+    /// `ENODEV` if there is none; `EINVAL` if it cannot have that.
+    pub fn set_mtu(&mut self, index: u32, mtu: u32) -> io::Result<()> {
+        let mut header = [0; LINK_HEADER];
+        header[4..8].copy_from_slice(&index.to_ne_bytes());
+        let ask = Query::new(&header).attribute(libc::IFLA_MTU, &mtu.to_ne_bytes());
+        self.socket.request_one(libc::RTM_NEWLINK, 0, ask.bytes(), &mut |_, _| {})
+    }
+
     fn ask_links(
         &mut self,
         namespace: Option<NsId>,
@@ -193,6 +208,8 @@ fn link_from(message: &[u8]) -> Option<HostLink> {
         mac: [0; 6],
         is_loopback: word(message.get(8..12)?)? & libc::IFF_LOOPBACK as u32 != 0,
         peer: None,
+        mtu: 0,
+        master: None,
         is_of_another_namespace: false,
     };
     let (mut peer, mut namespace) = (None, None);
@@ -200,6 +217,8 @@ fn link_from(message: &[u8]) -> Option<HostLink> {
         match kind {
             IFLA_IFNAME => link.name = text(value),
             libc::IFLA_ADDRESS => link.mac = value.try_into().unwrap_or_default(),
+            libc::IFLA_MTU => link.mtu = word(value).unwrap_or_default(),
+            libc::IFLA_MASTER => link.master = word(value),
             libc::IFLA_LINK => peer = word(value),
             libc::IFLA_LINK_NETNSID => namespace = word(value).map(u32::cast_signed),
             libc::IFLA_LINKINFO => {

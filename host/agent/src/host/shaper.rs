@@ -73,6 +73,31 @@ pub struct Rates {
     /// From the container.
     #[serde(rename = "egress_rate", skip_serializing_if = "Option::is_none")]
     pub egress: Option<Rate>,
+    /// The bits that pass at once towards the container: between the bursts of a class and a second
+    /// of the rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ingress_burst_bits: Option<u64>,
+    /// Likewise, from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress_burst_bits: Option<u64>,
+}
+
+impl Rates {
+    /// The lesser rate of each way, with its burst.
+    #[must_use]
+    pub fn least(self, other: Self) -> Self {
+        let is_less = |one: Option<Rate>, other: Option<Rate>| {
+            one.is_some_and(|one| other.is_none_or(|other| one < other))
+        };
+        let into = if is_less(other.ingress, self.ingress) { other } else { self };
+        let out = if is_less(other.egress, self.egress) { other } else { self };
+        Self {
+            ingress: into.ingress,
+            egress: out.egress,
+            ingress_burst_bits: into.ingress_burst_bits,
+            egress_burst_bits: out.egress_burst_bits,
+        }
+    }
 }
 
 /// The way by which a rate binds.
@@ -140,6 +165,9 @@ pub struct Shaper {
 
 pub(super) type Done<T> = Result<T, ShaperError>;
 
+/// A rate, and the bits that are to pass at once.
+type Bursty = (Rate, Option<u64>);
+
 pub(super) fn kernel(what: &'static str) -> impl FnOnce(io::Error) -> ShaperError {
     move |error| ShaperError::Kernel(what, error)
 }
@@ -161,11 +189,11 @@ impl Shaper {
     /// towards the container may be in force, and that from it is not, or the one before.
     pub fn set(&mut self, end: u32, name: &str, rates: Rates) -> Done<()> {
         match rates.ingress {
-            Some(rate) => self.shape(end, name, rate)?,
+            Some(rate) => self.shape(end, name, (rate, rates.ingress_burst_bits))?,
             None => self.remove_tbf(end).map_err(kernel("take a tbf off"))?,
         }
         match rates.egress {
-            Some(rate) => self.gate(end, name, rate),
+            Some(rate) => self.gate(end, name, (rate, rates.egress_burst_bits)),
             None => {
                 Gate::remove(end).map_err(kernel("take a program off"))?;
                 self.remove_ifb(end).map_err(kernel("remove an ifb"))
@@ -231,7 +259,7 @@ impl Shaper {
     }
 
     /// Makes a tbf of ours the root of a link.
-    fn shape(&mut self, link: u32, name: &str, rate: Rate) -> Done<()> {
+    fn shape(&mut self, link: u32, name: &str, rate: Bursty) -> Done<()> {
         match self.set_tbf(link, rate) {
             Err(e) if matches!(e.raw_os_error(), Some(libc::EEXIST | libc::EINVAL)) => {
                 let root = self.root(link).map_err(kernel("list queueing disciplines"))?;
@@ -248,7 +276,7 @@ impl Shaper {
     }
 
     /// Makes or changes a tbf. The kernel refuses if another discipline is there.
-    fn set_tbf(&mut self, link: u32, rate: Rate) -> io::Result<()> {
+    fn set_tbf(&mut self, link: u32, rate: Bursty) -> io::Result<()> {
         let options = tbf_options(rate);
         let query = Query::new(&tc_header(link, HANDLE, ROOT));
         let query = query.attribute(TCA_KIND, b"tbf\0").attribute(TCA_OPTIONS, options.bytes());
@@ -272,7 +300,7 @@ impl Shaper {
     }
 
     /// Has each frame of a container pass the rate.
-    fn gate(&mut self, end: u32, name: &str, rate: Rate) -> Done<()> {
+    fn gate(&mut self, end: u32, name: &str, rate: Bursty) -> Done<()> {
         if let Some(foreign) = self.foreign_at_ingress(end, name)? {
             return Err(ShaperError::Foreign(foreign));
         }
@@ -284,12 +312,13 @@ impl Shaper {
             }
             return redirected;
         }
-        let burst = burst_of(rate, POLICED_BURST_MS);
+        let (rate, asked_bits) = rate;
+        let burst = burst_of(rate, POLICED_BURST_MS, asked_bits);
         Gate::policing(end, rate, burst).map_err(kernel("put a program at tcx"))?;
         self.remove_ifb(end).map_err(kernel("remove an ifb"))
     }
 
-    fn redirect(&mut self, end: u32, rate: Rate) -> Done<()> {
+    fn redirect(&mut self, end: u32, rate: Bursty) -> Done<()> {
         let ifb = self.ifb(end)?;
         self.shape(ifb, &ifb_of(end), rate)?;
         Gate::redirecting(end, ifb).map_err(kernel("put a program at tcx"))
@@ -405,9 +434,11 @@ fn ifb_of(end: u32) -> String {
     format!("{IFB_NAME}{end}")
 }
 
-/// The bytes that pass at once.
-pub(super) fn burst_of(rate: Rate, ms: u64) -> u64 {
-    (rate.bytes() * ms / 1000).max(BURST_LEAST)
+/// The bytes that pass at once: those of this time, or as many as are asked for.
+pub(super) fn burst_of(rate: Rate, ms: u64, asked_bits: Option<u64>) -> u64 {
+    // More than a second's, which engines ask for by default, would bind nothing for long.
+    let asked = asked_bits.map_or(0, |bits| (bits / 8).min(rate.bytes()));
+    (rate.bytes() * ms / 1000).max(BURST_LEAST).max(asked)
 }
 
 /// A number of 32 bits, or the greatest.
@@ -439,13 +470,15 @@ fn link_header(index: u32, flags: u32) -> [u8; LINK_HEADER] {
 }
 
 /// The options of a tbf.
-fn tbf_options(rate: Rate) -> Query {
-    let (bytes, burst) = (rate.bytes(), burst_of(rate, BURST_MS));
+fn tbf_options((rate, asked_bits): Bursty) -> Query {
+    let (bytes, burst) = (rate.bytes(), burst_of(rate, BURST_MS, asked_bits));
+    // A burst that is asked for makes no frame wait longer.
+    let queue = burst_of(rate, BURST_MS, None) + bytes * QUEUE_MS / 1000;
     // `struct tc_tbf_qopt`: two of `struct tc_ratespec`, the limit, the buffer, and none.
     let mut parameters = [0; 36];
     parameters[1] = LINK_LAYER_ETHERNET;
     parameters[8..12].copy_from_slice(&short(bytes));
-    parameters[24..28].copy_from_slice(&short(burst + bytes * QUEUE_MS / 1000));
+    parameters[24..28].copy_from_slice(&short(queue));
     parameters[28..32].copy_from_slice(&short(ticks(burst, rate)));
     Query::new(&[])
         .attribute(TBF_PARAMETERS, &parameters)

@@ -156,7 +156,7 @@ impl Shaper {
         class: u32,
         (rate, ceil): (Rate, Rate),
     ) -> io::Result<()> {
-        let bursts = [rate, ceil].map(|rate| burst_of(rate, BURST_MS));
+        let bursts = [rate, ceil].map(|rate| burst_of(rate, BURST_MS, None));
         // `struct tc_htb_opt`: two of `struct tc_ratespec`, two buffers, the quantum, and two of
         // none.
         let mut parameters = [0; 44];

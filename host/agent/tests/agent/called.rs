@@ -129,6 +129,8 @@ fn each_container_has_the_name_of_its_control_group() {
         id: "c0ffee0".into(),
         engine: "test".into(),
         class: None,
+        rates: None,
+        mtu: None,
     };
     control::introduce(&host.control(), &about).expect("served");
     askers[0].granted(host.addresses(0)[0]);

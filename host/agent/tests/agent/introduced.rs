@@ -18,6 +18,8 @@ pub(crate) fn about(host: &Host, container: usize) -> About {
         id: format!("c0ffee{container}"),
         engine: "test".into(),
         class: None,
+        rates: None,
+        mtu: None,
     }
 }
 

@@ -15,6 +15,7 @@ mod introduced;
 mod lab;
 mod log;
 mod many;
+mod own;
 mod pages;
 mod rates;
 mod reload;

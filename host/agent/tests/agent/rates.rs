@@ -51,7 +51,7 @@ fn is_shaped(host: &Host, link: &str) -> bool {
 }
 
 /// The ifbs on the host.
-fn ifbs(host: &Host) -> Vec<String> {
+pub(crate) fn ifbs(host: &Host) -> Vec<String> {
     let links = host.lab.host().json("ip -j link show type ifb").expect("a list");
     let names = links.as_array().expect("a list").iter();
     // The kernel lists an empty object for each link that is left out.
@@ -60,7 +60,7 @@ fn ifbs(host: &Host) -> Vec<String> {
 }
 
 /// The names of the programs at the ingress of a container's end on the host.
-fn programs(host: &Host, container: usize) -> Vec<String> {
+pub(crate) fn programs(host: &Host, container: usize) -> Vec<String> {
     let index = host.index(host.container(container).host_end());
     let names = || -> std::io::Result<Vec<String>> {
         Program::at_ingress(index)?.iter().map(|it| Ok(it.described()?.name)).collect()
