@@ -87,10 +87,10 @@ fn of_the_rates_of_a_class_and_of_its_own_the_lesser_binds() {
     assert_eq!(bytes(&host, 1), [Some(18_750_000), Some(12_500_000)]);
     // The burst of the class at least, else as asked for, and a second of the rate at most.
     let burst = |container: usize, way: usize| in_force(&host, container)[way].expect("a tbf")[1];
-    let about = |it: u64, bytes: u64| (bytes - 64..=bytes + 64).contains(&it);
-    assert!(about(burst(0, 0), 128 << 10), "{}", burst(0, 0));
-    assert!(about(burst(0, 1), 2 << 20), "{}", burst(0, 1));
-    assert!(about(burst(1, 0), 18_750_000), "{}", burst(1, 0));
+    let is_near = |it: u64, bytes: u64| (bytes - 64..=bytes + 64).contains(&it);
+    assert!(is_near(burst(0, 0), 128 << 10), "{}", burst(0, 0));
+    assert!(is_near(burst(0, 1), 2 << 20), "{}", burst(0, 1));
+    assert!(is_near(burst(1, 0), 18_750_000), "{}", burst(1, 0));
     let class = &status(&host, 0).expect("it is known")["class"];
     assert_eq!(class["egress_rate"], 50_000_000);
     assert_eq!((&class["name"], &class["ingress_rate"]), (&"default".into(), &200_000_000.into()));
@@ -105,7 +105,7 @@ fn of_the_rates_of_a_class_and_of_its_own_the_lesser_binds() {
     reload(&host, "");
     assert_eq!(bytes(&host, 0), [Some(125_000_000), Some(6_250_000)]);
     assert_eq!(bytes(&host, 1), [Some(18_750_000), None]);
-    introduce(&host, &crate::introduced::about(&host, 0)).expect("served");
+    introduce(&host, &about(&host, 0)).expect("served");
     assert_eq!(bytes(&host, 0), [Some(125_000_000), Some(6_250_000)]);
     let is_so =
         |about: &About| control::is_introduced(&host.control(), about).map_err(|e| e.to_string());
@@ -117,6 +117,33 @@ fn of_the_rates_of_a_class_and_of_its_own_the_lesser_binds() {
     assert_eq!(programs(&host, 0), ["roce_sources"]);
     host.lab.host().ip(&["link", "del", "veth1"]).expect("removed");
     eventually("its parts go", || status(&host, 1).is_none() && ifbs(&host).is_empty());
+}
+
+/// Also when another client introduces all of them, as the OCI hook does.
+#[test]
+fn two_interfaces_of_a_container_have_each_its_own() {
+    let mut host = host_or_skip!("own::two_interfaces", 1);
+    host.start();
+    let (netns, lab) = (host.container(0).netns(), host.lab.host());
+    let veth = ["link", "add", "h30", "type", "veth", "peer", "name", "eth1", "netns"];
+    lab.ip(&[&veth[..], &[&netns.path()]].concat()).expect("a veth");
+    let first = with_rates(&host, 0, rates([None, Some(("50mbit", 8))]));
+    let second = About {
+        interface: Some("eth1".into()),
+        mtu: Some(4200),
+        ..with_rates(&host, 0, rates([Some(("70mbit", 8)), Some(("60mbit", 8))]))
+    };
+    introduce(&host, &first).expect("served");
+    introduce(&host, &second).expect("served");
+    introduce(&host, &About { interface: None, ..about(&host, 0) }).expect("served");
+    let ifb = format!("roce-{}", host.index("h30"));
+    let rate = |link: &str| tbf(&host, link).map(|[rate, _]| rate);
+    assert_eq!(bytes(&host, 0), [None, Some(6_250_000)]);
+    assert_eq!([rate("h30"), rate(&ifb)], [Some(8_750_000), Some(7_500_000)]);
+    assert_eq!(mtus(&host, 0), [9000, 9000]);
+    let is_so = |about: &About| control::is_introduced(&host.control(), about).ok().flatten();
+    let ends = [is_so(&first), is_so(&second)];
+    assert_eq!(ends, [Some("veth0".into()), Some("h30".into())]);
 }
 
 /// A filter of others is in the way of the rate out of a container, when that into it is in force.
