@@ -120,6 +120,7 @@ struct PortCapabilities {
     tos_on_receive: bool,
     rx_budget_bytes: u32,
     rx_budget_datagrams: u32,
+    copies_because: Option<String>,
 }
 
 /// The limits of a device, by their names in verbs.h; `None` if the device does not say.
@@ -294,6 +295,7 @@ impl From<&Capabilities> for PortCapabilities {
             tos_on_receive: port.tos_on_receive,
             rx_budget_bytes: port.rx_budget.bytes,
             rx_budget_datagrams: port.rx_budget.datagrams,
+            copies_because: port.copies_because.clone(),
         }
     }
 }
@@ -420,6 +422,10 @@ impl fmt::Display for Device {
         if let Some(port) = &self.capabilities {
             let (segments, bytes) = (port.segments_max, port.run_bytes_max);
             row("super-packets:", &format_args!("{segments} packets, {bytes} bytes"))?;
+            match &port.copies_because {
+                None => row("sent in bulk:", &"by reference")?,
+                Some(why) => row("sent in bulk:", &format_args!("by copy: {why}"))?,
+            }
             let (bytes, datagrams) = (port.rx_budget_bytes, port.rx_budget_datagrams);
             row("receive queue:", &format_args!("{bytes} bytes, {datagrams} packets"))?;
         }

@@ -33,6 +33,9 @@ use crate::port::error::OpenError;
 use crate::port::parts::{Fds, Manifest, Parts, SharedSockets};
 use crate::udp::{SharedAddresses, UdpPort};
 
+/// See [`Capabilities::copies_because`].
+const FRAMES_ARE_COPIED: &str = "sockets of frames copy";
+
 /// The two steps in which a [`FrameIo`] is opened.
 pub trait Acquire: Sized {
     /// The backend.

@@ -480,8 +480,9 @@ pub(crate) unsafe fn send_messages(
     socket: BorrowedFd<'_>,
     messages: *mut libc::mmsghdr,
     count: u32,
+    flags: i32,
 ) -> io::Result<usize> {
-    let flags = libc::MSG_DONTWAIT;
+    let flags = flags | libc::MSG_DONTWAIT;
     // SAFETY: the caller's promise.
     let sent =
         unsafe { libc::syscall(libc::SYS_sendmmsg, socket.as_raw_fd(), messages, count, flags) };

@@ -85,6 +85,9 @@ pub struct Capabilities {
     pub rx_budget: RxBudget,
     /// The resource that limits the receive queue.
     pub rx_queue: QueueKind,
+    /// Why the kernel copies all super-packets that are sent; `None` if it takes pages of long ones
+    /// by reference, where several are sent at once.
+    pub copies_because: Option<String>,
 }
 
 /// The resource that limits a receive queue.
@@ -270,6 +273,8 @@ pub struct PortStats {
     pub tx_blocked: u64,
     /// Datagrams sent through the guard UDP socket: to groups, or to an unknown neighbour.
     pub tx_unresolved: u64,
+    /// Datagrams in super-packets whose pages the kernel took by reference.
+    pub tx_by_reference: u64,
 }
 
 impl PortStats {
@@ -286,6 +291,7 @@ impl PortStats {
         self.tx_failed += other.tx_failed;
         self.tx_blocked += other.tx_blocked;
         self.tx_unresolved += other.tx_unresolved;
+        self.tx_by_reference += other.tx_by_reference;
     }
 }
 
@@ -408,6 +414,7 @@ mod tests {
             tx_failed: first << 8,
             tx_blocked: first << 9,
             tx_unresolved: first << 10,
+            tx_by_reference: first << 11,
         };
         let mut sum = powers(1);
         sum.add(&powers(1 << 20));

@@ -171,6 +171,7 @@ impl SimNet {
                 rx_budget: config.rx_budget,
                 local_budget: config.rx_budget,
                 rx_queue: QueueKind::Frames,
+                copies_because: Some("simulated".into()),
             },
             net: self.clone(),
             id,

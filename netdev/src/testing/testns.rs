@@ -288,6 +288,11 @@ pub(crate) fn forbid_family(family: i32) {
     refuse(libc::SYS_socket, &[(0, family)], libc::EAFNOSUPPORT);
 }
 
+/// From now on this thread's calls of this number fail, as under a runtime's seccomp profile.
+pub(crate) fn forbid_call(number: libc::c_long) {
+    refuse(number, &[], libc::EPERM);
+}
+
 /// From now on this thread's calls `number` fail where the arguments of these numbers have these
 /// values in their lower halves.
 fn refuse(number: libc::c_long, arguments: &[(u32, i32)], errno: i32) {

@@ -18,7 +18,9 @@ pub mod holder;
 mod neighbours;
 pub(crate) mod next_hop;
 mod offload;
+mod pages;
 mod paths;
+mod rings;
 mod rx;
 mod sockets;
 mod staging;
@@ -83,6 +85,8 @@ struct TxStats {
     runs: u64,
     /// Of runs that the kernel segmented for the interface, all datagrams but the first of each.
     apart: u64,
+    /// Datagrams of runs that left by reference.
+    by_reference: u64,
     failed: u64,
     blocked: u64,
 }
@@ -156,8 +160,17 @@ impl UdpPort {
                 "assemble the port there",
             ));
         }
+        let options = Options::new(config, home.domain);
         let counts = role == Role::Receive && segments_max > 1;
         let offload = counts.then(|| Offload::open(&own[0], iface.index).ok()).flatten();
+        let copies_because = match role {
+            Role::Receive if segments_max == 1 => Some("no super-packets".into()),
+            Role::Receive => {
+                rings::try_reference(iface, addresses[0], options, config.udp.ring_bytes).err()
+            }
+            _ => Some("a guard".into()),
+        };
+        let ring_bytes = if copies_because.is_none() { config.udp.ring_bytes as usize } else { 0 };
         Ok(Self {
             neighbours: None,
             capabilities: Capabilities {
@@ -171,13 +184,14 @@ impl UdpPort {
                 rx_budget: rx_budget(&own),
                 local_budget: rx_budget(&own),
                 rx_queue: QueueKind::Memory,
+                copies_because,
             },
             groups: Groups::new(iface, home).map_err(|e| os("cannot make an epoll set", e))?,
             receiver: Receiver::new(addresses, role),
             paths: Paths::new(iface, home, addresses, own, segments_max),
             addresses: addresses.clone(),
-            options: Options::new(config, home.domain),
-            staging: Staging::new(),
+            options,
+            staging: Staging::new(ring_bytes),
             scratch: SendScratch::new(),
             blocked: None,
             epoll,
@@ -366,7 +380,7 @@ impl Port for UdpPort {
 
     fn reserve(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {
         let entry = self.paths.get(path)?;
-        let (buf, index) = self.staging.reserve(path, len, entry.segments_max)?;
+        let (buf, index) = self.staging.reserve(path, len, entry.segments_max, entry.ring())?;
         Some(TxSlot { buf, ip_id: if entry.v6 { 0 } else { index } })
     }
 
@@ -400,8 +414,12 @@ impl Port for UdpPort {
         if let Some(neighbours) = &mut self.neighbours {
             neighbours.look();
         }
-        let met = self.meet_neighbours();
-        met.err().map(|_| Duration::from_secs(1))
+        let met = self.meet_neighbours().err().map(|_| Duration::from_secs(1));
+        let rings = match self.staging.is_empty() {
+            true => self.staging.rings.maintain(),
+            false => None,
+        };
+        met.into_iter().chain(rings).min()
     }
 
     fn stats(&self) -> PortStats {
@@ -411,6 +429,7 @@ impl Port for UdpPort {
             tx_runs: self.tx.runs,
             tx_failed: self.tx.failed,
             tx_blocked: self.tx.blocked,
+            tx_by_reference: self.tx.by_reference,
             ..self.receiver.stats(self.paths.own_sockets())
         };
         self.groups.add_stats(&mut stats);

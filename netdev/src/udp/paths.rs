@@ -4,6 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Instant;
 
+use super::rings::{RingId, Rings};
 use super::sockets::{self, Home, Leaving, Options};
 use super::sys::{Dest, Socket};
 use crate::ROCE_PORT;
@@ -11,7 +12,7 @@ use crate::kernel::interface::Interface;
 use crate::kernel::recent::Recent;
 use crate::port::contract::{Path, PathId, PathSpec};
 use crate::port::error::{not_an_address_of_the_port, two_families};
-use crate::tuning::udp::{IDLE_MAX, SENDERS_MAX};
+use crate::tuning::udp::{BULK_RUNS, IDLE_MAX, SENDERS_MAX};
 
 /// The port's data of a path.
 pub(super) struct UdpPath {
@@ -21,11 +22,31 @@ pub(super) struct UdpPath {
     pub(super) v6: bool,
     /// The most datagrams per message; 1 once the kernel refused to segment here.
     pub(super) segments_max: u16,
+    pub(super) remote: IpAddr,
+    /// The ring that the next runs are in, and how many.
+    pub(super) ring: Option<(RingId, u16)>,
     /// Whether each datagram names the port's interface, because the socket is not bound to it.
     names_interface: bool,
     /// Whether its peer is an address of this machine.
     loops: bool,
     live: bool,
+}
+
+impl UdpPath {
+    /// Whether it has no ring, or soon has none any more.
+    pub(super) fn wants_ring(&self, rings: &Rings) -> bool {
+        !self.ring.is_some_and(|(ring, runs)| runs > BULK_RUNS / 2 && rings.has(ring))
+    }
+
+    /// The ring that the next run is in.
+    pub(super) fn ring(&self) -> Option<RingId> {
+        self.ring.map(|(ring, _)| ring)
+    }
+
+    /// A run of its ring left.
+    pub(super) fn bulk_run_left(&mut self) {
+        self.ring = self.ring.and_then(|(ring, runs)| Some((ring, runs.checked_sub(1)?)));
+    }
 }
 
 /// A socket to send from.
@@ -118,6 +139,8 @@ impl Paths {
             socket,
             v6,
             segments_max: self.segments_max,
+            remote: spec.remote,
+            ring: None,
             names_interface,
             loops: leaving == Leaving::Looped,
             live: true,

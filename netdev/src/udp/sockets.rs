@@ -452,19 +452,10 @@ pub(super) fn segments_max(iface: &Interface, address: IpAddr, options: Options)
     const SEGMENTS: [u16; 2] = [128, 64];
     const SEGMENT_BYTES: usize = 16;
     let probe = || -> io::Result<u16> {
-        let socket = Socket::new(address.is_ipv6())?;
-        if let Some(domain) = options.interface {
-            socket.bind_to_interface(domain)?;
-        }
+        let (socket, dest) = to_itself(iface, address, options)?;
         if socket.get(libc::SOL_UDP, libc::UDP_SEGMENT).is_err() {
             return Ok(1);
         }
-        // It arrives whole and goes with the socket. A filter that drops it would count 128 errors
-        // (`Udp: InErrors`).
-        let _ = socket.set(libc::SOL_UDP, libc::UDP_GRO, 1);
-        socket.bind(&socket_address(iface, address, 0, 0))?;
-        let itself = socket_address(iface, address, socket.local_port()?, 0);
-        let dest = Dest { name: SockAddr::new(&itself), tos: None, ttl: None };
         let payload = [0; SEGMENTS[0] as usize * SEGMENT_BYTES];
         let payload = payload.as_slice();
         let message = Message { payload, dest: &dest, by: None, segment: SEGMENT_BYTES as u16 };
@@ -474,4 +465,21 @@ pub(super) fn segments_max(iface: &Interface, address: IpAddr, options: Options)
     // Any other error (such as a rule that forbids it) says nothing: a lower limit then shows on
     // sending.
     probe().unwrap_or(SEGMENTS[1])
+}
+
+/// A socket whose messages arrive at itself, whole: they do not leave the machine.
+pub(super) fn to_itself(
+    iface: &Interface,
+    address: IpAddr,
+    options: Options,
+) -> io::Result<(Socket, Dest)> {
+    let socket = Socket::new(address.is_ipv6())?;
+    if let Some(domain) = options.interface {
+        socket.bind_to_interface(domain)?;
+    }
+    // A filter that drops super-packets would count an error for each datagram (`Udp: InErrors`).
+    let _ = socket.set(libc::SOL_UDP, libc::UDP_GRO, 1);
+    socket.bind(&socket_address(iface, address, 0, 0))?;
+    let itself = socket_address(iface, address, socket.local_port()?, 0);
+    Ok((socket, Dest { name: SockAddr::new(&itself), tos: None, ttl: None }))
 }

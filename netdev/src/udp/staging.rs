@@ -1,12 +1,18 @@
-//! Datagrams waiting for the kernel: one linear arena, split into runs.
+//! Datagrams waiting for the kernel: runs in one linear arena, or in the ring of a peer.
 //!
 //! A run is the contents of one message of `sendmmsg`: datagrams of one path, all of the same size
 //! but the last, which may be shorter. They lie end to end, as `UDP_SEGMENT` wants them. The arena
 //! is filled from front to back and starts again at the front once the kernel has taken everything,
-//! so an unblocked sender always works in the same warm memory.
+//! so an unblocked sender always works in the same warm memory. A run that leaves by reference is
+//! in a [ring](super::rings) instead; it counts as if it were in the arena.
 
+use std::io;
+
+use super::pages::end_message;
+use super::rings::{RingId, Rings};
+use super::sys::Socket;
 use crate::port::contract::PathId;
-use crate::tuning::udp::ARENA_BYTES;
+use crate::tuning::udp::{ARENA_BYTES, LONG_RUN};
 
 /// The longest headers before a run: Ethernet, one VLAN tag, IPv6 and UDP.
 pub(super) const HEADERS_MAX: usize = 14 + 4 + 40 + 8;
@@ -32,9 +38,10 @@ pub(super) struct Run {
     pub(super) segment: u16,
     /// Number of datagrams.
     pub(super) segments: u16,
-    /// Offset of the bytes in the arena.
+    /// Offset of the bytes in the arena, or in the ring.
     start: u32,
     len: u32,
+    ring: Option<RingId>,
     /// The errno with which the kernel refused the run; it is now sent datagram by datagram.
     pub(super) refused: Option<i32>,
 }
@@ -49,6 +56,16 @@ impl Run {
         usize::from(self.segment).min(self.len as usize)
     }
 
+    /// Whether it is long enough for what several system calls cost.
+    pub(super) fn is_long(&self) -> bool {
+        self.bytes() >= LONG_RUN
+    }
+
+    /// Whether it leaves by reference.
+    pub(super) fn by_reference(&self) -> bool {
+        self.ring.is_some() && self.is_long() && self.segments > 1 && self.refused.is_none()
+    }
+
     fn is_whole(&self) -> bool {
         self.len == u32::from(self.segment) * u32::from(self.segments)
     }
@@ -59,11 +76,13 @@ struct Reserved {
     path: PathId,
     len: u16,
     joins: bool,
+    ring: Option<RingId>,
 }
 
 /// The arena and its runs.
 pub(super) struct Staging {
     arena: Vec<u8>,
+    pub(super) rings: Rings,
     /// The first byte not used by a run.
     tail: usize,
     runs: Vec<Run>,
@@ -75,9 +94,10 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(ring_bytes: usize) -> Self {
         Self {
             arena: vec![0; ARENA_BYTES],
+            rings: Rings::new(ring_bytes),
             tail: 0,
             runs: Vec::with_capacity(RUNS_MAX),
             head: 0,
@@ -86,34 +106,47 @@ impl Staging {
         }
     }
 
-    /// Room for a datagram in a run of at most `segments_max`, and its index in that run.
+    /// Room for a datagram in a run of at most `segments_max`, and its index in that run. A new run
+    /// is in `ring`.
     pub(super) fn reserve(
         &mut self,
         path: PathId,
         len: usize,
         segments_max: u16,
+        ring: Option<RingId>,
     ) -> Option<(&mut [u8], u16)> {
         self.reserved = None;
         if len > RUN_BYTES_MAX {
             return None;
         }
-        let (at, index) = match self.joinable(path, len, segments_max) {
-            Some(index) => (self.tail, index),
-            None => (self.room_for_a_run()?, 0),
+        let (at, index, ring) = match self.joinable(path, len, segments_max) {
+            Some(run) => (run.start as usize + run.bytes(), run.segments, run.ring),
+            None => {
+                let at = self.room_for_a_run()?;
+                match ring.and_then(|ring| Some((ring, self.rings.next(ring)?))) {
+                    Some((ring, at)) => (at, 0, Some(ring)),
+                    None => (at, 0, None),
+                }
+            }
         };
-        self.reserved = Some(Reserved { path, len: len as u16, joins: index > 0 });
-        Some((&mut self.arena[at..at + len], index))
+        self.reserved = Some(Reserved { path, len: len as u16, joins: index > 0, ring });
+        let bytes = match ring {
+            Some(ring) => self.rings.bytes_mut(ring),
+            None => &mut self.arena,
+        };
+        Some((&mut bytes[at..at + len], index))
     }
 
-    /// The index that the datagram would get in the last run, if it may join that.
-    fn joinable(&self, path: PathId, len: usize, segments_max: u16) -> Option<u16> {
+    /// The last run, if the datagram may join that.
+    #[inline]
+    fn joinable(&self, path: PathId, len: usize, segments_max: u16) -> Option<&Run> {
         let run = self.runs.last().filter(|_| self.open)?;
         let joins = run.path == path
             && run.segments < segments_max
             && run.is_whole()
             && (1..=usize::from(run.segment)).contains(&len)
             && run.bytes() + len <= RUN_BYTES_MAX;
-        joins.then_some(run.segments)
+        joins.then_some(run)
     }
 
     fn room_for_a_run(&self) -> Option<usize> {
@@ -123,7 +156,7 @@ impl Staging {
 
     /// Accepts the last reservation.
     pub(super) fn commit(&mut self) {
-        let Some(Reserved { path, len, joins }) = self.reserved.take() else {
+        let Some(Reserved { path, len, joins, ring }) = self.reserved.take() else {
             debug_assert!(false, "commit without reserve");
             return;
         };
@@ -132,7 +165,10 @@ impl Staging {
             run.len += u32::from(len);
         } else {
             self.tail = self.tail.next_multiple_of(RUN_ALIGN);
-            let start = self.tail as u32;
+            let start = match ring {
+                Some(ring) => self.rings.take(ring) as u32,
+                None => self.tail as u32,
+            };
             let len32 = u32::from(len);
             self.runs.push(Run {
                 path,
@@ -140,6 +176,7 @@ impl Staging {
                 segments: 1,
                 start,
                 len: len32,
+                ring,
                 refused: None,
             });
             self.open = true;
@@ -163,7 +200,24 @@ impl Staging {
     }
 
     pub(super) fn payload(&self, run: &Run) -> &[u8] {
-        &self.arena[run.start as usize..][..run.bytes()]
+        let bytes = match run.ring {
+            Some(ring) => self.rings.bytes(ring),
+            None => &self.arena,
+        };
+        &bytes[run.start as usize..][..run.bytes()]
+    }
+
+    /// Ends the message that was begun at `socket` by a run. Returns whether that left by reference.
+    pub(super) fn end_message(&mut self, socket: &Socket, run: &Run) -> io::Result<bool> {
+        match run.ring {
+            Some(ring) => self.rings.end_message(socket, ring, run.start as usize, run.bytes()),
+            None => end_message(socket, self.payload(run)).map(|()| false),
+        }
+    }
+
+    /// The waiting runs, oldest first, and the rings.
+    pub(super) fn waiting_and_rings(&mut self) -> (&[Run], &mut Rings) {
+        (&self.runs[self.head..], &mut self.rings)
     }
 
     /// Removes the oldest `count` runs.
@@ -204,7 +258,7 @@ mod tests {
     const B: PathId = PathId(1);
 
     fn push(staging: &mut Staging, path: PathId, len: usize) -> Option<u16> {
-        let index = staging.reserve(path, len, 64).map(|(buf, index)| {
+        let index = staging.reserve(path, len, 64, None).map(|(buf, index)| {
             assert_eq!(buf.len(), len);
             buf.fill(len as u8);
             index
@@ -219,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_run_ends_at_a_change_of_path_or_size_and_behind_a_short_datagram() {
-        let mut s = Staging::new();
+        let mut s = Staging::new(0);
         let indices: Vec<_> = [(A, 100), (A, 100), (A, 40), (A, 40), (B, 40), (A, 40), (A, 41)]
             .into_iter()
             .map(|(path, len)| push(&mut s, path, len).unwrap())
@@ -235,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_run_ends_at_the_segment_limit_and_at_the_byte_limit() {
-        let mut s = Staging::new();
+        let mut s = Staging::new(0);
         for i in 0..65 {
             assert_eq!(push(&mut s, A, 16), Some(i % 64));
         }
@@ -251,7 +305,7 @@ mod tests {
 
     #[test]
     fn at_least_four_full_runs_fit_and_popping_makes_room() {
-        let mut s = Staging::new();
+        let mut s = Staging::new(0);
         let mut count = 0;
         while push(&mut s, A, 4120).is_some() {
             count += 1;
@@ -268,7 +322,7 @@ mod tests {
 
     #[test]
     fn the_number_of_runs_is_bounded() {
-        let mut s = Staging::new();
+        let mut s = Staging::new(0);
         for i in 0..RUNS_MAX as u32 {
             assert_eq!(push(&mut s, PathId(i), 64), Some(0));
         }
@@ -279,18 +333,18 @@ mod tests {
 
     #[test]
     fn a_slot_that_is_not_committed_leaves_nothing() {
-        let mut s = Staging::new();
+        let mut s = Staging::new(0);
         push(&mut s, A, 100);
-        assert!(s.reserve(A, 100, 64).is_some());
-        assert!(s.reserve(B, 7, 64).is_some());
+        assert!(s.reserve(A, 100, 64, None).is_some());
+        assert!(s.reserve(B, 7, 64, None).is_some());
         assert_eq!(push(&mut s, A, 100), Some(1));
         assert_eq!(shape(&s), [(0, 100, 2, 200)]);
-        assert!(s.reserve(A, RUN_BYTES_MAX + 1, 64).is_none());
+        assert!(s.reserve(A, RUN_BYTES_MAX + 1, 64, None).is_none());
     }
 
     #[test]
     fn an_empty_datagram_is_a_run_of_its_own() {
-        let mut s = Staging::new();
+        let mut s = Staging::new(0);
         for _ in 0..2 {
             assert_eq!(push(&mut s, A, 0), Some(0));
         }
@@ -300,7 +354,7 @@ mod tests {
 
     #[test]
     fn a_refused_run_goes_datagram_by_datagram() {
-        let mut s = Staging::new();
+        let mut s = Staging::new(0);
         for len in [100, 100, 30] {
             push(&mut s, A, len);
         }

@@ -328,6 +328,25 @@ pub(crate) fn send<'a>(
     scratch: &mut SendScratch,
     messages: impl Iterator<Item = Message<'a>>,
 ) -> io::Result<usize> {
+    send_with(socket, scratch, messages, 0)
+}
+
+/// Begins a message with this payload, which goes on with the next that the socket is given
+/// (`MSG_MORE` of udp(7)).
+pub(super) fn begin_message(
+    socket: &Socket,
+    scratch: &mut SendScratch,
+    message: Message<'_>,
+) -> io::Result<()> {
+    send_with(socket, scratch, std::iter::once(message), libc::MSG_MORE).map(drop)
+}
+
+fn send_with<'a>(
+    socket: &Socket,
+    scratch: &mut SendScratch,
+    messages: impl Iterator<Item = Message<'a>>,
+    flags: i32,
+) -> io::Result<usize> {
     let mut count = 0;
     for message in messages.take(SEND_MAX) {
         let control = &mut scratch.controls[count];
@@ -348,7 +367,7 @@ pub(crate) fn send<'a>(
     // SAFETY: the first `count` headers point to names and payloads borrowed for 'a, which outlives
     // this call, and to vectors and controls in `scratch`, which is borrowed exclusively. The
     // kernel only reads through them; it writes `msg_len` in the headers.
-    unsafe { send_messages(socket.0.as_fd(), scratch.headers.as_mut_ptr(), count as u32) }
+    unsafe { send_messages(socket.0.as_fd(), scratch.headers.as_mut_ptr(), count as u32, flags) }
 }
 
 /// A control buffer, aligned for `cmsghdr`.

@@ -19,7 +19,7 @@ fn loopback(n: u8) -> IpAddr {
 
 /// The default configuration but for the receive buffer.
 fn small_buffer(bytes: u32) -> PortConfig {
-    let udp = UdpConfig { rx_buffer_bytes: bytes };
+    let udp = UdpConfig { rx_buffer_bytes: bytes, ..UdpConfig::default() };
     PortConfig { udp, force_buffers: false, ..PortConfig::default() }
 }
 
@@ -427,6 +427,7 @@ fn an_overrun_is_counted() {
 }
 
 mod blocked;
+mod bulk;
 mod several;
 mod two;
 mod wire;

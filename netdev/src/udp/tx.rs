@@ -2,19 +2,23 @@
 
 use std::io;
 use std::os::fd::AsFd as _;
+use std::time::Instant;
 
 use super::UdpPort;
 use super::staging::Run;
 use super::sys::{self, Message};
 use crate::kernel::descriptors::Interest;
 use crate::port::contract::{PathId, TxFailure};
+use crate::tuning::udp::BULK_RUNS;
 
 impl UdpPort {
     /// Sends staged runs, oldest first, until none is left or the kernel takes no more.
     pub(super) fn flush_staged(&mut self, mut failed: impl FnMut(TxFailure)) {
         self.staging.close();
+        self.note_bulk();
         while let Some(&run) = self.staging.waiting().first() {
             let result = match run.refused {
+                None if run.by_reference() => self.send_by_reference(&run),
                 None => self.send_runs(),
                 Some(errno) => self.send_first_datagram(&run, errno, &mut failed),
             };
@@ -37,7 +41,9 @@ impl UdpPort {
         let messages = waiting
             .iter()
             .map(|run| (run, paths.entry(run.path)))
-            .take_while(|(run, entry)| entry.socket == index && run.refused.is_none())
+            .take_while(|(run, entry)| {
+                entry.socket == index && run.refused.is_none() && !run.by_reference()
+            })
             .map(|(run, entry)| Message {
                 payload: staging.payload(run),
                 dest: &entry.dest,
@@ -45,7 +51,13 @@ impl UdpPort {
                 segment: if run.segments > 1 { run.segment } else { 0 },
             });
         let sent = sys::send(paths.socket(index), &mut self.scratch, messages)?;
-        for run in &waiting[..sent] {
+        self.count_sent(sent);
+        Ok(())
+    }
+
+    /// Counts and removes the oldest `sent` runs.
+    fn count_sent(&mut self, sent: usize) {
+        for run in &self.staging.waiting()[..sent] {
             self.tx.runs += 1;
             self.tx.datagrams += u64::from(run.segments);
             self.tx.bytes += run.bytes() as u64;
@@ -54,6 +66,38 @@ impl UdpPort {
             }
         }
         self.staging.pop(sent);
+    }
+
+    /// Finds the paths whose next runs leave by reference: two long ones wait.
+    fn note_bulk(&mut self) {
+        let (waiting, rings) = self.staging.waiting_and_rings();
+        let long = || waiting.iter().filter(|run| run.is_long());
+        if long().nth(1).is_none() {
+            return;
+        }
+        let mut now = None;
+        for run in long() {
+            let entry = self.paths.entry_mut(run.path);
+            if entry.wants_ring(rings) {
+                let now = *now.get_or_insert_with(Instant::now);
+                entry.ring = rings.of(entry.remote, now).map(|ring| (ring, BULK_RUNS));
+            }
+        }
+    }
+
+    /// Sends the oldest run by reference.
+    fn send_by_reference(&mut self, run: &Run) -> io::Result<()> {
+        let entry = self.paths.entry(run.path);
+        let (dest, by) = (&entry.dest, self.paths.by(entry));
+        let socket = self.paths.socket(entry.socket);
+        let head = Message { payload: &[], dest, by, segment: run.segment };
+        sys::begin_message(socket, &mut self.scratch, head)?;
+        let sent = self.staging.end_message(socket, run);
+        self.paths.entry_mut(run.path).bulk_run_left();
+        if sent? {
+            self.tx.by_reference += u64::from(run.segments);
+        }
+        self.count_sent(1);
         Ok(())
     }
 

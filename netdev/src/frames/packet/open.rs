@@ -12,7 +12,7 @@ use super::sys::{self, PacketSocket, SendScratch};
 use super::trial::sends_super_packets;
 use super::tx::Sender;
 use super::{PacketIo, filter};
-use crate::frames::{Acquire, Assembled};
+use crate::frames::{Acquire, Assembled, FRAMES_ARE_COPIED};
 use crate::kernel::denied::{Capability, Needs};
 use crate::kernel::descriptors::attach_filter;
 use crate::kernel::ethtool::Segmentation;
@@ -274,6 +274,7 @@ fn capabilities(iface: &Interface, limits: RunLimits, frames: u32) -> Capabiliti
         rx_budget: rx_budget(frames),
         local_budget: RxBudget { bytes: 0, datagrams: 0 },
         rx_queue: QueueKind::Places,
+        copies_because: Some(FRAMES_ARE_COPIED.into()),
     }
 }
 

@@ -470,7 +470,7 @@ impl FrameSink for Transmit<'_> {
         }
         // SAFETY: the first `count` messages point to vectors of live slices ('a outlives the
         // call), which the kernel only reads; it writes `msg_len` of the messages.
-        unsafe { send_messages(self.socket.as_fd(), messages.as_mut_ptr(), count) }
+        unsafe { send_messages(self.socket.as_fd(), messages.as_mut_ptr(), count, 0) }
     }
 
     /// Uses `send(2)`: unlike `sendmmsg(2)`, it has neither message headers nor vectors for the

@@ -10,7 +10,7 @@ use super::rx::RxHalf;
 use super::socket::{Rings, XdpSocket};
 use super::tx::TxHalf;
 use super::umem::{CHUNK, Umem};
-use crate::frames::{Acquire, Assembled};
+use crate::frames::{Acquire, Assembled, FRAMES_ARE_COPIED};
 use crate::kernel::bpf::{Link, Map, Program, fd_value};
 use crate::kernel::descriptors::{apart, patiently};
 use crate::kernel::ethtool::receive_queues;
@@ -133,6 +133,7 @@ impl Acquire for XdpIo {
             rx_budget: rx_budget(chunks, iface.mtu),
             local_budget: RxBudget { bytes: 0, datagrams: 0 },
             rx_queue: QueueKind::Frames,
+            copies_because: Some(FRAMES_ARE_COPIED.into()),
         };
         let mac = OwnMac::of_map(mac.as_fd()).map_err(|e| {
             let what = "cannot map the interface's Ethernet address";

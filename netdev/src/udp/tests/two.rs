@@ -152,7 +152,7 @@ fn buffers_and_lifetimes_may_be_as_small_and_large_as_can_be() {
     for bytes in [0, 1, u32::MAX] {
         for force_buffers in [false, true] {
             let config = PortConfig {
-                udp: UdpConfig { rx_buffer_bytes: bytes },
+                udp: UdpConfig { rx_buffer_bytes: bytes, ..UdpConfig::default() },
                 tx_buffer_bytes: bytes,
                 force_buffers,
                 ..PortConfig::default()
@@ -173,7 +173,7 @@ fn buffers_and_lifetimes_may_be_as_small_and_large_as_can_be() {
 #[test]
 fn it_is_known_how_far_the_queue_is_filled_that_is_being_read() {
     let (own, peer) = ([loopback(54), loopback(55)], loopback(56));
-    let udp = UdpConfig { rx_buffer_bytes: 65_536 };
+    let udp = UdpConfig { rx_buffer_bytes: 65_536, ..UdpConfig::default() };
     let mut rx = UdpPort::open(&lo(), &own, &PortConfig { udp, ..PortConfig::default() }).unwrap();
     let mut tx = open(peer);
     let to = own.map(|local| tx.add_path(&spec(peer, local)).unwrap().id);

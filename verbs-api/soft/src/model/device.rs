@@ -243,6 +243,7 @@ impl DeviceCounters {
             ("tx_failed", port.tx_failed),
             ("tx_blocked", port.tx_blocked),
             ("tx_unresolved", port.tx_unresolved),
+            ("tx_by_reference", port.tx_by_reference),
         ];
         let shards =
             [("handed_over", self.handed_over.0), ("handed_over_lost", self.handed_over.1)];

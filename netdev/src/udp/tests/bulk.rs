@@ -1,0 +1,228 @@
+//! What is sent in bulk leaves by reference, arrives as it was, and is copied where it must be.
+
+use super::*;
+use crate::testing::testns::{forbid_call, needs};
+use crate::tuning::udp::RING_RUNS;
+
+const LEN: usize = 4120;
+/// Datagrams of a long run.
+const RUN: usize = 15;
+
+/// Stages `runs` long runs whose datagrams count on from `first`, and sends them.
+fn send_runs(port: &mut UdpPort, path: PathId, runs: usize, first: &mut u64) -> Vec<TxFailure> {
+    for _ in 0..runs * RUN {
+        let slot = port.reserve(path, LEN).expect("room");
+        slot.buf.fill(*first as u8);
+        slot.buf[..8].copy_from_slice(&first.to_ne_bytes());
+        port.commit();
+        *first += 1;
+    }
+    let mut failures = Vec::new();
+    port.flush(|failure| failures.push(failure));
+    assert!(!port.wants_write());
+    failures
+}
+
+/// Receives such datagrams, which count on from `first`.
+fn receive_runs(port: &mut UdpPort, runs: usize, first: &mut u64) {
+    for got in receive(port, runs * RUN) {
+        assert_eq!(got.payload.len(), LEN);
+        assert_eq!(got.payload[..8], first.to_ne_bytes());
+        assert!(got.payload[8..].iter().all(|byte| *byte == *first as u8), "datagram {first}");
+        *first += 1;
+    }
+}
+
+/// A port, and two peers at the other end of its link.
+fn sender_and_peers(v6: bool, config: &PortConfig) -> io::Result<(Pair, UdpPort, Vec<UdpPort>)> {
+    let pair = Pair::new()?;
+    pair.b.sh("ip address add 10.9.0.12/24 dev v0; ip address add fd09::12/64 dev v0 nodad");
+    let peers = if v6 { ["fd09::2", "fd09::12"] } else { ["10.9.0.2", "10.9.0.12"] };
+    let own = if v6 { "fd09::1" } else { "10.9.0.1" };
+    let open = |own: &str| {
+        UdpPort::open(&Interface::by_name("v0").unwrap(), &[own.parse().unwrap()], config).unwrap()
+    };
+    let tx = pair.a.run(|| open(own));
+    let peers = pair.b.run(|| peers.map(open)).into();
+    Ok((pair, tx, peers))
+}
+
+fn paths_to(pair: &Pair, tx: &mut UdpPort, peers: &[UdpPort]) -> Vec<PathId> {
+    let own = tx.addresses()[0];
+    let to: Vec<_> = peers.iter().map(|peer| spec(own, peer.addresses()[0])).collect();
+    pair.a.run(|| to.iter().map(|spec| tx.add_path(spec).unwrap().id).collect())
+}
+
+#[test]
+fn bulk_to_two_peers_arrives_as_it_was_while_their_rings_go_round() {
+    for v6 in [false, true] {
+        let (pair, mut tx, mut peers) = or_skip!(sender_and_peers(v6, &PortConfig::default()));
+        assert_eq!(tx.capabilities().copies_because, None);
+        let paths = paths_to(&pair, &mut tx, &peers);
+        let (mut sent, mut got) = ([0, 1 << 32], [0, 1 << 32]);
+        // Once alone: one long run is not bulk.
+        for (at, peer) in peers.iter_mut().enumerate() {
+            assert!(send_runs(&mut tx, paths[at], 1, &mut sent[at]).is_empty());
+            receive_runs(peer, 1, &mut got[at]);
+        }
+        assert_eq!(tx.stats().tx_by_reference, 0);
+        for _ in 0..2 * RING_RUNS / 3 + 2 {
+            for (at, peer) in peers.iter_mut().enumerate() {
+                assert!(send_runs(&mut tx, paths[at], 3, &mut sent[at]).is_empty());
+                receive_runs(peer, 3, &mut got[at]);
+            }
+        }
+        assert_eq!(tx.staging.rings.count(), 2, "no peer's memory is another's");
+        let all = sent[0] + (sent[1] - (1 << 32));
+        let copied = all - tx.stats().tx_by_reference;
+        assert_eq!(copied as usize, 2 * RUN + 2 * 3 * RUN, "those before bulk was noted");
+        assert_eq!(tx.stats().tx_datagrams, all);
+    }
+}
+
+#[test]
+fn a_ring_that_is_not_used_is_freed_and_made_again() {
+    let (pair, mut tx, mut peers) = or_skip!(sender_and_peers(false, &PortConfig::default()));
+    let paths = paths_to(&pair, &mut tx, &peers);
+    let (mut sent, mut got) = (0, 0);
+    for _ in 0..2 {
+        let before = tx.stats().tx_by_reference;
+        for _ in 0..3 {
+            assert!(send_runs(&mut tx, paths[0], 2, &mut sent).is_empty());
+            receive_runs(&mut peers[0], 2, &mut got);
+        }
+        assert!(tx.stats().tx_by_reference > before);
+        assert_eq!(tx.staging.rings.count(), 1);
+        assert!(send_runs(&mut tx, paths[0], 2, &mut sent).is_empty());
+        while let Some(pause) = tx.maintain() {
+            std::thread::sleep(pause);
+        }
+        assert_eq!(tx.staging.rings.count(), 0, "and nothing is to be done any more");
+        // The kernel still has the pages of what has not arrived.
+        receive_runs(&mut peers[0], 2, &mut got);
+    }
+}
+
+/// Its ICRC does not fit then, so the peer drops it.
+#[test]
+fn what_is_late_by_a_whole_round_has_bytes_that_were_sent_to_the_same_peer_later() {
+    let (pair, mut tx, mut peers) = or_skip!(sender_and_peers(false, &PortConfig::default()));
+    let paths = paths_to(&pair, &mut tx, &peers);
+    let (mut sent, mut got) = ([0, 1 << 32], [0, 1 << 32]);
+    for _ in 0..2 {
+        for (at, peer) in peers.iter_mut().enumerate() {
+            assert!(send_runs(&mut tx, paths[at], 2, &mut sent[at]).is_empty());
+            receive_runs(peer, 2, &mut got[at]);
+        }
+    }
+    let (late, round) = (2, RING_RUNS * RUN);
+    for _ in 0..(RING_RUNS + late) / 2 {
+        for at in [0, 1] {
+            assert!(send_runs(&mut tx, paths[at], 2, &mut sent[at]).is_empty());
+        }
+    }
+    for (at, peer) in peers.iter_mut().enumerate() {
+        for datagram in receive(peer, round + late * RUN) {
+            let number = u64::from_ne_bytes(datagram.payload[..8].try_into().unwrap());
+            let is_late = got[at] < sent[at] - round as u64;
+            assert_eq!(number, got[at] + if is_late { round as u64 } else { 0 });
+            got[at] += 1;
+        }
+        assert_eq!(got[at], sent[at]);
+    }
+}
+
+#[test]
+fn a_peer_for_which_no_memory_is_left_gets_copies() {
+    let one = RING_RUNS as u32 * 65_536;
+    let udp = UdpConfig { ring_bytes: 2 * one - 1, ..UdpConfig::default() };
+    let config = PortConfig { udp, ..PortConfig::default() };
+    let (pair, mut tx, mut peers) = or_skip!(sender_and_peers(false, &config));
+    let paths = paths_to(&pair, &mut tx, &peers);
+    let (mut sent, mut got) = ([0; 2], [0; 2]);
+    let mut counts = Vec::new();
+    for at in [0, 1] {
+        for _ in 0..3 {
+            assert!(send_runs(&mut tx, paths[at], 2, &mut sent[at]).is_empty());
+            receive_runs(&mut peers[at], 2, &mut got[at]);
+        }
+        counts.push(tx.stats().tx_by_reference as usize);
+    }
+    assert_eq!(counts, [2 * 2 * RUN, 2 * 2 * RUN]);
+    // Without room for one ring there is none, and the port says so.
+    let udp = UdpConfig { ring_bytes: one - 1, ..UdpConfig::default() };
+    let config = PortConfig { udp, ..PortConfig::default() };
+    let own = loopback(91);
+    let port = UdpPort::open(&lo(), &[own], &config).unwrap();
+    let why = port.capabilities().copies_because.clone().unwrap();
+    assert!(why.contains("no room"), "{why}");
+}
+
+#[test]
+fn what_a_rule_refuses_is_reported_and_nothing_of_it_arrives_later() {
+    or_skip!(needs(&["nft"]));
+    let (pair, mut tx, mut peers) = or_skip!(sender_and_peers(false, &PortConfig::default()));
+    let paths = paths_to(&pair, &mut tx, &peers);
+    let (mut sent, mut got) = (0, 0);
+    for _ in 0..2 {
+        assert!(send_runs(&mut tx, paths[0], 2, &mut sent).is_empty());
+        receive_runs(&mut peers[0], 2, &mut got);
+    }
+    let before = tx.stats().tx_by_reference;
+    assert!(before > 0);
+    pair.a.sh("nft 'add table ip t; add chain ip t c { type filter hook output priority 0; }
+              add rule ip t c udp dport 4791 drop'");
+    let failures = send_runs(&mut tx, paths[0], 2, &mut sent);
+    let refused = TxFailure { path: paths[0], datagrams: RUN as u32, errno: libc::EPERM };
+    assert_eq!(failures, [refused, refused]);
+    assert_eq!(tx.stats().tx_by_reference, before);
+    pair.a.sh("nft delete table ip t");
+    got = sent;
+    for _ in 0..2 {
+        assert!(send_runs(&mut tx, paths[0], 2, &mut sent).is_empty());
+        receive_runs(&mut peers[0], 2, &mut got);
+    }
+    assert!(tx.stats().tx_by_reference > before, "by another pipe");
+    assert_eq!(peers[0].receive(64, |_| panic!("nothing else was sent")).unwrap(), 0);
+}
+
+#[test]
+fn where_a_call_is_forbidden_all_is_copied_and_the_port_says_why() {
+    for call in [libc::SYS_vmsplice, libc::SYS_splice, libc::SYS_pipe2] {
+        let (a, b) = (loopback(92), loopback(93));
+        std::thread::scope(|scope| {
+            let confined = scope.spawn(|| {
+                forbid_call(call);
+                let (mut tx, mut rx) = (open(a), open(b));
+                assert!(tx.capabilities().copies_because.is_some(), "{call}");
+                let path = tx.add_path(&spec(a, b)).unwrap().id;
+                let (mut sent, mut got) = (0, 0);
+                for _ in 0..3 {
+                    assert!(send_runs(&mut tx, path, 2, &mut sent).is_empty());
+                    receive_runs(&mut rx, 2, &mut got);
+                }
+                assert_eq!(tx.stats().tx_by_reference, 0);
+            });
+            confined.join().unwrap();
+        });
+    }
+    // Forbidden while rings are in use: the message is ended by a copy, and so are all others.
+    let (a, b) = (loopback(94), loopback(95));
+    std::thread::scope(|scope| {
+        let confined = scope.spawn(|| {
+            let (mut tx, mut rx) = (open(a), open(b));
+            let path = tx.add_path(&spec(a, b)).unwrap().id;
+            let (mut sent, mut got) = (0, 0);
+            for round in 0..6 {
+                if round == 3 {
+                    assert!(tx.stats().tx_by_reference > 0);
+                    forbid_call(libc::SYS_vmsplice);
+                }
+                assert!(send_runs(&mut tx, path, 2, &mut sent).is_empty());
+                receive_runs(&mut rx, 2, &mut got);
+            }
+            assert_eq!(tx.stats().tx_by_reference as usize, 2 * 2 * RUN);
+        });
+        confined.join().unwrap();
+    });
+}
