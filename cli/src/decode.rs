@@ -229,7 +229,7 @@ impl<'a> Run<'a> {
                 return Ok(());
             }
         };
-        let ends = datagram.addresses();
+        let ends = datagram.ip.addresses();
         for piece in check::pieces(&datagram) {
             let mut decoded = Decoded::new(piece);
             let known = self.flows.note(ends, frame.time_ns, &decoded);

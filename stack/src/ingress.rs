@@ -233,11 +233,7 @@ const fn spread(word: u64) -> u64 {
 }
 
 fn template_of(datagram: &Datagram<'_>) -> Option<Template> {
-    let ip = match (datagram.src, datagram.dst) {
-        (IpAddr::V4(src), IpAddr::V4(dst)) => IpFields::V4 { src, dst, id: 0, flags: DF },
-        (IpAddr::V6(src), IpAddr::V6(dst)) => IpFields::V6 { src, dst },
-        _ => return None,
-    };
+    let ip = IpFields::between(datagram.src, datagram.dst)?;
     Some(Template::new(&ip, datagram.src_port))
 }
 

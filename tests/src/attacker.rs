@@ -93,11 +93,7 @@ impl Attacker {
     /// If `src` is of the other family.
     #[must_use]
     pub fn sealed(&self, src: IpAddr, mut packet: Vec<u8>) -> Vec<u8> {
-        let ip = match (src, self.target) {
-            (IpAddr::V4(src), IpAddr::V4(dst)) => IpFields::V4 { src, dst, id: IP_ID, flags: DF },
-            (IpAddr::V6(src), IpAddr::V6(dst)) => IpFields::V6 { src, dst },
-            _ => panic!("two families"),
-        };
+        let ip = IpFields::between(src, self.target).expect("one family");
         let mut template = Template::new(&ip, SRC_PORT);
         template.set_id(IP_ID, DF);
         template.seal(&mut packet);

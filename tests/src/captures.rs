@@ -1,7 +1,6 @@
 //! The captures of another implementation in `tests/data/captures`, as RoCEv2 packets.
 
 use std::fs::File;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
@@ -47,15 +46,6 @@ impl Captured {
     #[must_use]
     pub fn found_icrc(&self) -> u32 {
         u32::from_le_bytes(*self.bytes.last_chunk::<ICRC_LEN>().expect("an ICRC"))
-    }
-
-    /// Source and destination address.
-    #[must_use]
-    pub fn addresses(&self) -> (IpAddr, IpAddr) {
-        match self.ip {
-            IpFields::V4 { src, dst, .. } => (src.into(), dst.into()),
-            IpFields::V6 { src, dst } => (src.into(), dst.into()),
-        }
     }
 }
 

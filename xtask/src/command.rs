@@ -1,6 +1,7 @@
 //! Running other programs.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 
 /// `cargo ARGS`: the same cargo that runs this program.
@@ -29,6 +30,12 @@ pub(crate) fn needs_cargo(subcommand: &str) -> Result<(), String> {
 pub(crate) fn run(command: &mut Command) -> Result<(), String> {
     let status = command.status().map_err(|error| cannot_start(command, &error))?;
     if status.success() { Ok(()) } else { Err(format!("{}: {status}", describe(command))) }
+}
+
+/// Becomes a command, whose exit status is then that of this process.
+pub(crate) fn become_it(command: &mut Command) -> Result<(), String> {
+    let error = command.exec();
+    Err(cannot_start(command, &error))
 }
 
 /// Runs a command silently. Returns its standard output if it succeeded, else the end of its
@@ -122,5 +129,6 @@ mod tests {
     fn failures_carry_the_last_line() {
         let error = read(Command::new("sh").args(["-c", "echo a >&2; echo b >&2; exit 1"]));
         assert!(error.unwrap_err().ends_with("exit status: 1: b"));
+        assert!(become_it(&mut Command::new("/not/there")).unwrap_err().contains("/not/there"));
     }
 }

@@ -28,9 +28,6 @@ const TRY: &str = "set -e
     find upper ! -type d -path '*rocinante*'";
 
 /// Packs the files of these targets into packages, each of which is one file in `out`.
-///
-/// # Errors
-/// cargo-deb is not there, or packs nothing; or a package does not come and go without a trace.
 pub(crate) fn pack(targets: &[(&str, &str)], out: &Path) -> Result<(), String> {
     let tool = setup::tool("cargo-deb", CARGO_DEB, &demo::target()?)?;
     let stage = out.join("deb");
@@ -52,7 +49,7 @@ pub(crate) fn pack(targets: &[(&str, &str)], out: &Path) -> Result<(), String> {
             made.push(fs::canonicalize(&file).map_err(files::said(&file))?);
         }
         fs::remove_dir_all(&stage).map_err(files::said(&stage))?;
-        if machine::triple()?.starts_with(processor) {
+        if machine::is_of(processor) {
             come_and_go(&made)?;
         }
     }

@@ -4,34 +4,15 @@ use crate::command::{self, Shown, cargo};
 use crate::{setup, test};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::Command;
 
-/// `cargo xtask demo ARGS`: passes on the exit code of `rocinante demo ARGS`.
-pub(crate) fn run(args: &[&str]) -> ExitCode {
+/// `cargo xtask demo ARGS`.
+pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     setup::packages(setup::DEMO);
-    let status = build().and_then(|rocinante| {
-        Command::new(&rocinante)
-            .arg("demo")
-            .args(args)
-            .status()
-            .map_err(|error| format!("{}: {error}", rocinante.display()))
-    });
-    match status {
-        Ok(status) => {
-            // A demo ended by a signal has no exit code: return 1.
-            ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
-        }
-        Err(error) => {
-            eprintln!("xtask: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    command::become_it(Command::new(build()?).arg("demo").args(args))
 }
 
 /// Runs the demo as a test: it must succeed. Returns the skipped parts, each `name: reason`.
-///
-/// # Errors
-/// The demo failed, or did not write the promised report.
 pub(crate) fn check() -> Result<Vec<String>, String> {
     let rocinante = build()?;
     let Shown { ok, stdout, .. } = command::show(Command::new(rocinante).args(["demo", "--json"]))?;
@@ -44,16 +25,8 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
     skips(&report)
 }
 
-/// Builds the program that [`check`] runs.
-///
-/// # Errors
-/// It does not compile.
-pub(crate) fn prepare() -> Result<(), String> {
-    build().map(drop)
-}
-
 /// Builds the command line for release; its path.
-fn build() -> Result<PathBuf, String> {
+pub(crate) fn build() -> Result<PathBuf, String> {
     // Everything but the result goes to standard error: standard output is the demo's.
     command::run(&mut cargo("build --release --quiet -p rocinante-cli"))?;
     Ok(target()?.join("release/rocinante"))

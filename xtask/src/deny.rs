@@ -8,9 +8,6 @@ use std::process::Command;
 const CARGO_DENY: &str = "0.20.2";
 
 /// Runs cargo-deny; returns unchecked parts as `name: reason`.
-///
-/// # Errors
-/// Something is denied, or cargo-deny is not available.
 pub(crate) fn check() -> Result<Vec<String>, String> {
     let deny = setup::tool("cargo-deny", CARGO_DENY, &demo::target()?)?;
     let deny = |args: &[&str]| {

@@ -7,7 +7,6 @@ use crate::command::{self, cargo, is_installed, words};
 use crate::foreign::Root;
 use crate::{debs, demo, files, images, machine, sbom, setup};
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -26,14 +25,8 @@ const PROGRAMS: [(&str, &str); 3] = [
 ];
 /// The directory of the files that start the agent.
 const AGENT: &str = "host/agent/dist";
-const AGENT_FILES: [&str; 6] = [
-    "Containerfile",
-    "agent.toml",
-    "alerts.yml",
-    "cdi.json",
-    "grafana.json",
-    "rocinante-agent.service",
-];
+const AGENT_FILES: &str =
+    "Containerfile agent.toml alerts.yml cdi.json grafana.json rocinante-agent.service";
 /// The libraries that `rocinante run` preloads: as cargo builds them, and as they are called beside
 /// the command.
 const LIBRARIES: [(&str, &str); 2] = [
@@ -44,21 +37,6 @@ const LIBRARIES: [(&str, &str); 2] = [
 const LINK: (&str, &str) = ("libibverbs.so", "libibverbs.so.1");
 /// The newest glibc that they may need: that of RHEL 9 and Ubuntu 22.04.
 const GLIBC_MAX: (u32, u32) = (2, 34);
-/// The packages of the workspace that the programs are made of. All others measure or test.
-const SHIPPED: [&str; 12] = [
-    "rocinante",
-    "rocinante-abi",
-    "rocinante-agent",
-    "rocinante-cli",
-    "rocinante-cni",
-    "rocinante-crc",
-    "rocinante-kernel",
-    "rocinante-netdev",
-    "rocinante-lab",
-    "rocinante-soft",
-    "rocinante-stack",
-    "rocinante-wire",
-];
 const SHELLS: [(&str, &str); 5] = [
     ("bash", "rocinante.bash"),
     ("elvish", "rocinante.elv"),
@@ -68,13 +46,9 @@ const SHELLS: [(&str, &str); 5] = [
 ];
 
 /// `cargo xtask dist [PROCESSOR...]`.
-///
-/// # Errors
-/// Something cannot be built, or does not run.
 pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
     let targets = choose(processors)?;
-    let native = |(_, name): &(&str, &str)| emulator(name).is_some_and(|words| words.is_empty());
-    if !targets.iter().all(native) {
+    if !targets.iter().all(|(_, processor)| machine::is_of(processor)) {
         setup::packages(setup::DIST);
     }
     let packages = shipped()?;
@@ -99,7 +73,7 @@ pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
             let bytes = fs::metadata(&program).map_or(0, |file| file.len());
             println!("{}: {bytes} bytes", program.display());
         }
-        for file in AGENT_FILES {
+        for file in AGENT_FILES.split(' ') {
             files::copy(Path::new(AGENT).join(file), folder.join("agent").join(file))?;
         }
         let program = folder.join("rocinante");
@@ -131,7 +105,7 @@ pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
     }
     for (_, processor) in &targets {
         let archive = archive(out, processor)?;
-        if native(&("", processor)) {
+        if machine::is_of(processor) {
             unpack_and_run(&archive)?;
         }
     }
@@ -226,9 +200,6 @@ fn choose(processors: &[&str]) -> Result<Vec<(&'static str, &'static str)>, Stri
 }
 
 /// `cargo xtask man DIR`.
-///
-/// # Errors
-/// The command cannot be built, or the pages cannot be written.
 pub(crate) fn man(directory: &Path) -> Result<(), String> {
     command::run(cargo("run --quiet -p rocinante-cli --bin rocinante -- man").arg(directory))
 }
@@ -250,9 +221,6 @@ fn for_targets(args: &str, package: &str, targets: &[&str]) -> Command {
 }
 
 /// The packages that each of [`PROGRAMS`] is made of, from `cargo tree`.
-///
-/// # Errors
-/// Some are for tests.
 pub(crate) fn shipped() -> Result<Vec<Vec<sbom::Line>>, String> {
     PROGRAMS.iter().map(|(package, name)| made_of(package, name)).collect()
 }
@@ -262,24 +230,24 @@ fn made_of(package: &str, name: &str) -> Result<Vec<sbom::Line>, String> {
     let mut tree = for_targets("tree --locked --edges=normal --no-dedupe", package, &targets);
     tree.args(["--prefix=depth", "--format= {p}|{l}|{f}"]);
     let lines = sbom::lines(&command::read(&mut tree)?);
-    match instruments(&lines) {
+    match for_tests(&lines) {
         wrong if wrong.is_empty() => Ok(lines),
-        wrong => Err(format!("{name} contains dependencies for tests: {}", wrong.join(", "))),
+        wrong => Err(format!("{name} has features for tests: {}", wrong.join(", "))),
     }
 }
 
-fn instruments(lines: &[sbom::Line]) -> Vec<String> {
+/// The packages with a feature that is for tests alone. Cargo publishes no package that depends on
+/// one that is not published.
+fn for_tests(lines: &[sbom::Line]) -> Vec<String> {
     let ours = lines.iter().filter(|line| line.name.starts_with("rocinante"));
-    let wrong = ours.filter(|line| {
-        !SHIPPED.contains(&line.name.as_str()) || line.features.iter().any(|name| name == "fuzzing")
-    });
+    let wrong = ours.filter(|line| line.features.iter().any(|name| name == "fuzzing"));
     wrong.map(|line| line.purl()).collect()
 }
 
 /// The command prefix that runs programs for `processor`: empty on such a machine, QEMU on others;
 /// `None` without QEMU.
 pub(crate) fn emulator(processor: &str) -> Option<Vec<String>> {
-    if machine::triple().is_ok_and(|triple| triple.starts_with(processor)) {
+    if machine::is_of(processor) {
         return Some(vec![]);
     }
     let names = [format!("qemu-{processor}-static"), format!("qemu-{processor}")];
@@ -300,22 +268,17 @@ fn try_out(program: &[String]) -> Result<(), String> {
     let [_, _, high, low] = std::process::id().to_be_bytes();
     let [here, there] = [1, 2].map(|net| Ipv4Addr::new(127, 240 + net, high, low).to_string());
     let pingpong = ["pingpong", "--netdev", "udp", "-n", "100", "-c", "--bind"];
-    let mut server = start(program)
-        .args(pingpong)
-        .arg(&here)
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|error| format!("{words}: {error}"))?;
-    let mut says = BufReader::new(server.stderr.take().ok_or("no standard error")?).lines();
-    let ready = says.any(|line| line.is_ok_and(|line| line.contains("waiting for a client")));
+    let mut server = start(program);
+    server.args(pingpong).arg(&here).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut server = server.spawn().map_err(|error| format!("{words}: {error}"))?;
+    // The client waits for its server.
     let client = command::read(start(program).args(pingpong).args([&there, &here]));
     if client.is_err() {
         let _ = server.kill();
     }
     let ended = server.wait().map_err(|error| error.to_string())?;
     client?;
-    if !ready || !ended.success() {
+    if !ended.success() {
         return Err(format!("{words}: the server of pingpong failed: {ended}"));
     }
     println!("{words}: {} ran, and 100 messages went there and back", version.trim());
@@ -327,11 +290,9 @@ fn try_out(program: &[String]) -> Result<(), String> {
 fn archive(out: &Path, processor: &str) -> Result<PathBuf, String> {
     let name = format!("rocinante-{}-{processor}", env!("CARGO_PKG_VERSION"));
     let file = format!("{name}.tar.gz");
-    let mut tar = words("tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner");
-    tar.args(["--mode=u=rwX,go=rX", "--format=ustar", "--use-compress-program=gzip -n9"]);
-    tar.current_dir(out)
-        .args(["--create", "--file", &file])
-        .arg(format!("--transform=s,^{processor},{name},;s,^LICENSE,{name}/LICENSE,"));
+    let mut tar = words(images::SAME);
+    tar.current_dir(out).args([&file, "--use-compress-program=gzip -n9"]);
+    tar.arg(format!("--transform=s,^{processor},{name},;s,^LICENSE,{name}/LICENSE,"));
     command::run(tar.args([processor, "LICENSE-APACHE", "LICENSE-MIT"]))?;
     Ok(out.join(file))
 }
@@ -346,8 +307,7 @@ fn unpack_and_run(archive: &Path) -> Result<(), String> {
         );
         return Ok(());
     }
-    let folder = std::env::temp_dir().join(format!("rocinante-dist-{}", std::process::id()));
-    fs::create_dir(&folder).map_err(files::said(&folder))?;
+    let folder = files::scratch("dist")?;
     let mut unpack = words("tar --strip-components=1 -xzf");
     let unpacked = command::run(unpack.arg(archive).arg("-C").arg(&folder));
     let program = folder.join("rocinante").display().to_string();
@@ -371,7 +331,7 @@ fn sums(out: &Path) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{TARGETS, archive, choose, glibc, instruments, sbom};
+    use super::{TARGETS, archive, choose, for_tests, glibc, sbom};
     use crate::command::{self, words};
     use crate::files::write;
     use std::fs;
@@ -393,8 +353,7 @@ mod tests {
 
     #[test]
     fn an_archive_has_one_folder_and_says_nothing_of_who_packed_it() {
-        let out = std::env::temp_dir().join(format!("rocinante-archive-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&out);
+        let out = crate::files::scratch("archive").unwrap();
         let files = ["rocinante", "libibverbs.so.1", "agent/agent.toml"];
         let files = files.map(|file| format!("x86_64/{file}"));
         for file in files.iter().map(String::as_str).chain(["LICENSE-APACHE", "LICENSE-MIT"]) {
@@ -436,10 +395,9 @@ mod tests {
     fn what_tests_need_is_not_shipped() {
         let tree = "0 rocinante-cli v0.1.0 (/r/cli)|MIT|\n1 rocinante v0.1.0 (/r)|MIT|tokio\n\
                     1 clap v4.6.7|MIT|derive,fuzzing";
-        assert_eq!(instruments(&sbom::lines(tree)), [""; 0]);
-        let tree = "0 rocinante-cli v0.1.0 (/r/cli)|MIT|\n1 rocinante-sim v0.1.0 (/r/sim)|MIT|\n\
-                    1 rocinante v0.1.0 (/r)|MIT|default,fuzzing";
-        let wrong = ["pkg:cargo/rocinante-sim@0.1.0", "pkg:cargo/rocinante@0.1.0"];
-        assert_eq!(instruments(&sbom::lines(tree)), wrong);
+        assert_eq!(for_tests(&sbom::lines(tree)), [""; 0]);
+        let tree =
+            "0 rocinante-cli v0.1.0 (/r/cli)|MIT|\n1 rocinante v0.1.0 (/r)|MIT|default,fuzzing";
+        assert_eq!(for_tests(&sbom::lines(tree)), ["pkg:cargo/rocinante@0.1.0"]);
     }
 }

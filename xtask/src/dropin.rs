@@ -12,9 +12,6 @@ const DOCUMENT: &str = "docs/dropin.md";
 /// Sets up the machine, builds, and runs the table of programs; with `--suite` rdma-core's own
 /// tests, with `--foreign PROCESSOR` programs of another processor. `--accept` writes the table in
 /// [`DOCUMENT`] anew.
-///
-/// # Errors
-/// A row failed, or something does not build.
 pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     setup::packages(setup::DROPIN);
     command::run(&mut cargo(
@@ -33,9 +30,7 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
         }
         program.arg(arg).args(document.filter(|_| *arg == "--accept"));
     }
-    // It has printed the failures.
-    let status = program.status().map_err(|error| format!("rocinante-dropin: {error}"))?;
-    if status.success() { Ok(()) } else { Err(String::new()) }
+    command::become_it(&mut program)
 }
 
 /// Builds the libraries for another processor. Returns its emulator, a root file system with

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Error;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Names the file of an error.
 pub(crate) fn said(file: impl AsRef<Path>) -> impl FnOnce(Error) -> String {
@@ -27,4 +27,11 @@ pub(crate) fn copy(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), S
         .and_then(|()| fs::copy(from, to))
         .map_err(|error| format!("{} to {}: {error}", from.display(), to.display()))
         .map(drop)
+}
+
+/// An empty folder for temporary files of this process, which the caller removes.
+pub(crate) fn scratch(name: &str) -> Result<PathBuf, String> {
+    let folder = std::env::temp_dir().join(format!("rocinante-{name}-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir(&folder).map(|()| folder.clone()).map_err(said(folder))
 }

@@ -5,6 +5,7 @@
 use crate::command::{self, is_installed, words};
 use crate::files::said;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -15,21 +16,12 @@ const PACKAGES: [&str; 5] = ["libc6-dev", "libgcc-s1", "ibverbs-utils", "perftes
 const PROGRAM: &str = "usr/bin/ibv_devices";
 /// A program of each other package.
 const MORE: [&str; 2] = ["usr/bin/ib_write_bw", "usr/bin/rping"];
-/// The libraries that Rust's library asks a linker for, and the files that have them. From glibc
-/// 2.34 on `libc.so.6` has all of the C library's parts, but for functions such as
-/// pthread_atfork(3), which each library has for itself.
-const LINKED: [(&str, &[&str]); 7] = [
-    ("libc.so", &["libc.so.6", "libc_nonshared.a"]),
-    ("libdl.so", &["libc.so.6"]),
-    ("libgcc_s.so", &["libgcc_s.so.1"]),
-    ("libm.so", &["libm.so.6"]),
-    ("libpthread.so", &["libc.so.6"]),
-    ("librt.so", &["libc.so.6"]),
-    ("libutil.so", &["libc.so.6"]),
-];
+/// The libraries that a linker does not find there by their names: the link of one leads out of the
+/// root, and the other has none.
+const LINKED: [(&str, &str); 2] = [("libm.so", "libm.so.6"), ("libgcc_s.so", "libgcc_s.so.1")];
 
 /// Debian's name of a processor.
-fn debian(processor: &str) -> Option<&'static str> {
+pub(crate) fn debian(processor: &str) -> Option<&'static str> {
     match processor {
         "aarch64" => Some("arm64"),
         "x86_64" => Some("amd64"),
@@ -40,68 +32,68 @@ fn debian(processor: &str) -> Option<&'static str> {
 /// The root file system.
 pub(crate) struct Root {
     pub(crate) path: PathBuf,
-    /// Scripts with the names that a linker looks for.
+    /// The folder in it with the names that a linker looks for.
     links: PathBuf,
 }
 
 impl Root {
     /// The one for `processor` below `target`, made if it is not there.
-    ///
-    /// # Errors
-    /// The machine has no apt, or no network.
     pub(crate) fn of(processor: &str, target: &Path) -> Result<Self, String> {
         let architecture = debian(processor).ok_or(format!("Debian has no {processor}"))?;
         let folder = target.join("foreign").join(architecture);
-        let root = Self { path: folder.join("root"), links: folder.join("links") };
-        let complete = LINKED.iter().all(|(name, _)| root.links.join(name).exists());
+        let root = Self::in_folder(&folder, processor);
         let mut programs = [PROGRAM].into_iter().chain(MORE);
-        if !complete || !programs.all(|program| root.path.join(program).exists()) {
+        if !root.is_linked() || !programs.all(|program| root.path.join(program).exists()) {
             // An incomplete root is made anew.
             let _ = fs::remove_dir_all(&folder);
             println!("set-up: Debian's libraries for {processor} into {}", folder.display());
             unpack(architecture, &folder.join("apt"), &root.path)?;
             let _ = fs::remove_dir_all(folder.join("apt"));
-            root.link(processor).map_err(said(&folder))?;
+            root.link().map_err(said(&folder))?;
         }
         Ok(root)
     }
 
-    /// Writes the scripts. They are there as soon as all are.
-    fn link(&self, processor: &str) -> std::io::Result<()> {
-        let new = self.links.with_extension("new");
-        fs::create_dir_all(&new)?;
-        let below = format!("{processor}-linux-gnu");
-        let folders = ["usr/lib", "lib"].map(|lib| self.path.join(lib).join(&below));
-        for (name, files) in LINKED {
-            let mut script = String::from("GROUP (");
-            for file in files {
-                let mut paths = folders.iter().map(|folder| folder.join(file));
-                let found = paths.find(|path| path.exists());
-                let found = found.ok_or_else(|| std::io::Error::other(format!("no {file}")))?;
-                script += &format!(" \"{}\"", found.display());
-            }
-            fs::write(new.join(name), script + " )\n")?;
+    fn in_folder(folder: &Path, processor: &str) -> Self {
+        let path = folder.join("root");
+        Self { links: path.join(format!("usr/lib/{processor}-linux-gnu")), path }
+    }
+
+    fn is_linked(&self) -> bool {
+        LINKED.iter().all(|(name, _)| self.links.join(name).exists())
+    }
+
+    fn link(&self) -> std::io::Result<()> {
+        // Where packages have it before the merge of /lib with /usr/lib.
+        let other = self.path.join("lib").join(self.links.file_name().unwrap_or_default());
+        for (name, file) in LINKED {
+            let mut places = [&self.links, &other].into_iter().map(|folder| folder.join(file));
+            let found = places.find(|path| path.exists());
+            let found = found.ok_or_else(|| std::io::Error::other(format!("no {file}")))?;
+            let _ = fs::remove_file(self.links.join(name));
+            symlink(found, self.links.join(name))?;
         }
-        fs::rename(new, &self.links)
+        Ok(())
     }
 
     /// Options of cargo that link with it, by rustc's own linker.
     pub(crate) fn linking(&self, target: &str) -> [String; 4] {
-        let links = format!("-Lnative={}", self.links.display());
+        // A name that is nowhere is an error here, and not where the library is loaded.
+        let flags = [
+            format!("-Lnative={}", self.links.display()),
+            format!("-Clink-arg=--sysroot={}", self.path.display()),
+            "-Clink-arg=-zdefs".into(),
+        ];
         [
             "--config".into(),
             format!("target.{target}.linker=\"rust-lld\""),
             "--config".into(),
-            // A name that is nowhere is an error here, and not where the library is loaded.
-            format!("target.{target}.rustflags=[{links:?}, \"-Clink-arg=-zdefs\"]"),
+            format!("target.{target}.rustflags={flags:?}"),
         ]
     }
 
     /// Runs Debian's `ibv_devices` on these libraries, by an emulator of the processor, and returns
     /// its output. The libraries are preloaded, as `rocinante run` does it.
-    ///
-    /// # Errors
-    /// It fails.
     pub(crate) fn list_devices(
         &self,
         emulator: &str,
@@ -164,30 +156,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scripts_are_made_of_what_the_packages_have_and_all_or_none() {
-        let folder = std::env::temp_dir().join(format!("rocinante-links-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        let root = Root { path: folder.join("root"), links: folder.join("links") };
-        // Files of packages before and after the merge of /lib with /usr/lib.
-        let files = ["libc.so.6", "libc_nonshared.a", "libgcc_s.so.1"];
-        let places = ["lib/x-linux-gnu", "usr/lib/x-linux-gnu", "usr/lib/x-linux-gnu"];
-        let files = [0, 1, 2].map(|at| format!("{}/{}", places[at], files[at]));
-        for file in &files {
-            fs::create_dir_all(root.path.join(file).parent().unwrap()).unwrap();
-            fs::write(root.path.join(file), file).unwrap();
-        }
-        let error = root.link("x").unwrap_err().to_string();
-        assert!(error.contains("libm.so.6") && !root.links.exists(), "{error}");
-        fs::remove_dir_all(root.links.with_extension("new")).unwrap();
-        fs::write(root.path.join("lib/x-linux-gnu/libm.so.6"), "").unwrap();
-        root.link("x").unwrap();
-        let [c, shared, gcc] = files.map(|file| format!("\"{}\"", root.path.join(file).display()));
-        let [all, dl, unwinder] = ["libc.so", "libdl.so", "libgcc_s.so"]
-            .map(|name| fs::read_to_string(root.links.join(name)).unwrap());
-        assert_eq!(
-            [all, dl, unwinder],
-            [format!("{c} {shared}"), c, gcc].map(|files| format!("GROUP ( {files} )\n"))
-        );
+    fn links_lead_to_what_the_packages_have() {
+        let folder = crate::files::scratch("links").unwrap();
+        let root = Root::in_folder(&folder, "x");
+        let add = |file: &str| crate::files::write(root.path.join(file), file).unwrap();
+        add("lib/x-linux-gnu/libm.so.6");
+        fs::create_dir_all(&root.links).unwrap();
+        symlink("/lib/x-linux-gnu/libm.so.6", root.links.join("libm.so")).unwrap();
+        let error = root.link().unwrap_err().to_string();
+        assert!(error.contains("libgcc_s.so.1") && !root.is_linked(), "{error}");
+        add("usr/lib/x-linux-gnu/libgcc_s.so.1");
+        root.link().unwrap();
+        let read = |name: &str| fs::read_to_string(root.links.join(name)).unwrap();
+        assert_eq!(read("libgcc_s.so"), "usr/lib/x-linux-gnu/libgcc_s.so.1");
+        assert_eq!(read("libm.so"), "lib/x-linux-gnu/libm.so.6");
+        assert!(root.is_linked());
         fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -3,8 +3,6 @@
 //! of those.
 
 use crate::command::{self, cargo};
-use crate::files;
-use std::fs;
 use std::process::Command;
 
 /// Where cargo-fuzz finds the targets.
@@ -13,9 +11,6 @@ const FOLDER: &str = "tests/fuzz";
 const SMOKE_SECONDS: u32 = 10;
 
 /// Runs each target for a moment; returns targets that could not run as `name: reason`.
-///
-/// # Errors
-/// A target fails, or does not build.
 pub(crate) fn check() -> Result<Vec<String>, String> {
     if command::needs_cargo("fuzz").is_err() {
         return Ok(vec!["fuzz: cargo-fuzz is not installed".into()]);
@@ -24,9 +19,6 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
 }
 
 /// `cargo xtask fuzz [SECONDS] [TARGET...]`.
-///
-/// # Errors
-/// A target fails or does not build, or cargo-fuzz is missing.
 pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     let first = args.split_first().and_then(|(first, rest)| Some((first.parse().ok()?, rest)));
     let (seconds, wanted) = first.unwrap_or((SMOKE_SECONDS, args));
@@ -38,27 +30,15 @@ fn all(seconds: u32, wanted: &[&str]) -> Result<(), String> {
     let mut corpus = cargo("run --quiet -p rocinante-tests --bin fuzz-corpus --");
     command::run(corpus.arg(format!("{FOLDER}/corpus")))?;
     command::run(&mut fuzz("build"))?;
-    let targets = targets()?;
-    if let Some(unknown) = wanted.iter().find(|name| !targets.iter().any(|known| known == *name)) {
-        return Err(format!("no fuzz target {unknown}: there are {}", targets.join(", ")));
-    }
-    for name in targets.iter().filter(|name| wanted.is_empty() || wanted.contains(&name.as_str())) {
+    let listed = command::read(&mut fuzz("list"))?;
+    let targets = if wanted.is_empty() { listed.lines().collect() } else { wanted.to_vec() };
+    for name in targets {
         println!("fuzz {name} for {seconds} s");
         let limit = format!("-max_total_time={seconds}");
         let limits = ["--", &limit, "-max_len=4096", "-print_final_stats=1", "-verbosity=0"];
         command::run(fuzz("run").arg(name).args(limits))?;
     }
     Ok(())
-}
-
-/// The targets, one per file.
-fn targets() -> Result<Vec<String>, String> {
-    let folder = format!("{FOLDER}/fuzz_targets");
-    let folder = fs::read_dir(&folder).map_err(files::said(folder))?;
-    let names = folder.filter_map(|entry| Some(entry.ok()?.path().file_stem()?.to_str()?.into()));
-    let mut names: Vec<String> = names.collect();
-    names.sort();
-    Ok(names)
 }
 
 /// `cargo fuzz WHAT`. The sanitizer is an unstable feature of the compiler, but works with the

@@ -3,18 +3,16 @@
 //! `podman load` and `ctr images import` read them.
 
 use crate::command::{self, is_installed, words};
-use crate::{files, machine};
+use crate::{files, foreign, machine};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The processors, as images name them.
-const ARCHITECTURES: [(&str, &str); 2] = [("x86_64", "amd64"), ("aarch64", "arm64")];
 /// When an image was made: the same files make the same image.
 const CREATED: &str = "1970-01-01T00:00:00Z";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Options of tar that leave out the time and the owner of a file.
-const SAME: &str = "tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --format=ustar \
+pub(crate) const SAME: &str = "tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --format=ustar \
                     --mode=u=rwX,go=rX --create --file";
 /// Loads the archive `$1` into a folder of its own with podman, and runs the image `$2`. In a mount
 /// namespace, because crun refuses both versions of cgroups at once.
@@ -67,14 +65,11 @@ const IMAGES: [Image; 2] = [
 ];
 
 /// Makes the archives of a processor's programs in `out`, and runs those of this machine by podman.
-///
-/// # Errors
-/// A file is missing, or podman does not run an image.
 pub(crate) fn make(out: &Path, processor: &str) -> Result<(), String> {
     for image in &IMAGES {
         let archive = image.archive(out, processor)?;
         println!("{}", archive.display());
-        if !machine::triple()?.starts_with(processor) {
+        if !machine::is_of(processor) {
             continue;
         }
         if !machine::is_root() || !is_installed("podman") {
@@ -97,9 +92,9 @@ impl Image {
     }
 
     fn archive(&self, out: &Path, processor: &str) -> Result<PathBuf, String> {
-        let architecture = ARCHITECTURES.iter().find(|(name, _)| *name == processor);
-        let architecture = architecture.map(|(_, architecture)| *architecture);
-        let architecture = architecture.ok_or_else(|| format!("no images for {processor}"))?;
+        // Images and Debian have the same names.
+        let architecture =
+            foreign::debian(processor).ok_or(format!("no images for {processor}"))?;
         let file = out.join(format!("{}-{VERSION}-{processor}.oci.tar", self.name));
         let stage = out.join("oci");
         let _ = fs::remove_dir_all(&stage);
@@ -190,18 +185,12 @@ mod tests {
         output.stdout
     }
 
-    fn folder(name: &str) -> PathBuf {
-        let out = std::env::temp_dir().join(format!("rocinante-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&out);
-        out
-    }
-
     /// Each part is named by the one above, with its size and digest, and the same files make the
     /// same archive.
     #[test]
     fn an_archive_is_an_image_of_its_files() {
-        let out = folder("images");
-        for (processor, architecture) in ARCHITECTURES {
+        let out = files::scratch("images").unwrap();
+        for (processor, architecture) in [("x86_64", "amd64"), ("aarch64", "arm64")] {
             for image in &IMAGES {
                 for (file, _) in image.files {
                     files::write(out.join(processor).join(file), format!("the {file}")).unwrap();
@@ -254,10 +243,11 @@ mod tests {
             println!("SKIPPED images::podman_runs: no podman, or not root");
             return;
         }
-        let (out, processor) = (folder("loaded"), "x86_64");
-        if !machine::triple().is_ok_and(|triple| triple.starts_with(processor)) {
+        let processor = "x86_64";
+        if !machine::is_of(processor) {
             return;
         }
+        let out = files::scratch("loaded").unwrap();
         let source = out.join("version.rs");
         files::write(&source, format!("fn main() {{ println!(\"stand-in {VERSION}\"); }}"))
             .unwrap();

@@ -12,12 +12,13 @@
 
 use crate::command::{self, cargo, is_installed, words};
 use crate::{demo, files, machine};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 /// The committed baseline.
-const BASELINE: &str = "benches/instructions.txt";
+const BASELINE: &str = "benches/instructions.json";
 
 /// Operations of the shorter run.
 const COUNT: u64 = 1024;
@@ -33,9 +34,6 @@ const TUNABLES: &str =
     "glibc.cpu.x86_rep_movsb_threshold=0x10000000:glibc.cpu.x86_rep_stosb_threshold=0x10000000";
 
 /// `cargo xtask instructions [--update]`.
-///
-/// # Errors
-/// An operation costs more than in the baseline, or nothing could be counted.
 pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     let update = match args {
         [] => false,
@@ -47,41 +45,35 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     }
     if update {
         let mut counts = count()?;
-        counts.push(count_device()?.map_err(|why| format!("the C ABI: {why}"))?);
-        return files::write(BASELINE, Baseline { with: environment()?, counts }.text());
+        counts.extend([count_device()?.map_err(|why| format!("the C ABI: {why}"))?]);
+        let text = serde_json::to_string_pretty(&(environment()?, counts));
+        return files::write(BASELINE, text.map_err(|error| error.to_string())? + "\n");
     }
     check()?.iter().for_each(|skip| println!("SKIPPED {skip}"));
     Ok(())
 }
 
 /// As a step of `cargo xtask test`; returns the parts that were left out.
-///
-/// # Errors
-/// As for [`run`].
 pub(crate) fn check() -> Result<Vec<String>, String> {
-    let mut baseline = Baseline::parse(&files::read(BASELINE)?)
-        .ok_or(format!("{BASELINE} is not what --update writes"))?;
+    let (of, mut baseline): (String, Counts) = serde_json::from_str(&files::read(BASELINE)?)
+        .map_err(|error| format!("{BASELINE}: {error}"))?;
     if !is_installed("valgrind") {
         return Ok(vec!["instructions: valgrind is not installed".into()]);
     }
     let with = environment()?;
-    if with != baseline.with {
-        return Ok(vec![format!(
-            "instructions: the baseline is of {}, this is {with}",
-            baseline.with
-        )]);
+    if with != of {
+        return Ok(vec![format!("instructions: the baseline is of {of}, this is {with}")]);
     }
     let mut counts = count()?;
     let mut skips = Vec::new();
     match count_device()? {
-        Ok(device) => counts.push(device),
+        Ok(device) => counts.extend([device]),
         Err(why) => {
-            baseline.counts.retain(|(name, _)| name != C_ABI);
+            baseline.remove(C_ABI);
             skips.push(format!("instructions: the C ABI: {why}"));
         }
     }
-    judge(&baseline.counts, &counts)?;
-    Ok(skips)
+    judge(&baseline, &counts).map(|()| skips)
 }
 
 /// Everything besides the source that the counts depend on.
@@ -108,8 +100,8 @@ fn features() -> String {
     found.collect::<Vec<_>>().join(", ")
 }
 
-/// Instructions for one of each operation.
-type Counts = Vec<(String, u64)>;
+/// Instructions for one of each operation, by its name.
+type Counts = BTreeMap<String, u64>;
 
 fn count() -> Result<Counts, String> {
     command::run(&mut cargo("build --quiet --release -p rocinante-benches --bin instructions"))?;
@@ -195,36 +187,11 @@ fn collected(said: &str) -> Option<u64> {
     sum.trim().parse().ok()
 }
 
-/// The committed counts and their environment.
-#[derive(Debug, PartialEq, Eq)]
-struct Baseline {
-    with: String,
-    counts: Counts,
-}
-
-impl Baseline {
-    fn parse(text: &str) -> Option<Self> {
-        let mut lines = text.lines().filter(|line| !line.starts_with('#'));
-        let with = lines.next()?.to_owned();
-        let entry = |line: &str| {
-            let (name, count) = line.split_once(' ')?;
-            Some((name.to_owned(), count.trim().parse().ok()?))
-        };
-        Some(Self { with, counts: lines.map(entry).collect::<Option<_>>()? })
-    }
-
-    fn text(&self) -> String {
-        let head = "# Instructions for one operation of the engine, both sides; in the last row what the C ABI adds: `cargo xtask instructions --update` writes this file.\n";
-        let lines = self.counts.iter().map(|(name, count)| format!("{name} {count}\n"));
-        format!("{head}{}\n{}", self.with, lines.collect::<String>())
-    }
-}
-
 /// Compares, and prints the findings.
-fn judge(baseline: &Counts, now: &Counts) -> Result<Vec<String>, String> {
+fn judge(baseline: &Counts, now: &Counts) -> Result<(), String> {
     let mut worse = Vec::new();
     for (name, count) in now {
-        let Some((_, before)) = baseline.iter().find(|(known, _)| known == name) else {
+        let Some(before) = baseline.get(name) else {
             worse.push(format!("{name} is not in {BASELINE}: cargo xtask instructions --update"));
             continue;
         };
@@ -235,11 +202,10 @@ fn judge(baseline: &Counts, now: &Counts) -> Result<Vec<String>, String> {
             println!("{name} became cheaper: keep it so with cargo xtask instructions --update");
         }
     }
-    let is_gone = |name: &String| now.iter().all(|(known, _)| known != name);
-    worse.extend(baseline.iter().filter(|(name, _)| is_gone(name)).map(|(name, _)| {
+    worse.extend(baseline.keys().filter(|name| !now.contains_key(*name)).map(|name| {
         format!("{name} is in {BASELINE}, but not counted: cargo xtask instructions --update")
     }));
-    if worse.is_empty() { Ok(vec![]) } else { Err(worse.join("; ")) }
+    if worse.is_empty() { Ok(()) } else { Err(worse.join("; ")) }
 }
 
 #[cfg(test)]
@@ -248,15 +214,6 @@ mod tests {
 
     fn counts(entries: &[(&str, u64)]) -> Counts {
         entries.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
-    }
-
-    #[test]
-    fn what_is_written_is_read_again() {
-        let with = "rustc 1.95.0 (abc 2026-04-14) on x86_64".to_owned();
-        let baseline = Baseline { with, counts: counts(&[("write-64", 1000), ("read-64", 7)]) };
-        assert_eq!(Baseline::parse(&baseline.text()), Some(baseline));
-        assert_eq!(Baseline::parse("rustc\nwrite-64 many\n"), None);
-        assert_eq!(Baseline::parse("# nothing\n"), None);
     }
 
     #[test]

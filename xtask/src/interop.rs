@@ -6,9 +6,6 @@ use std::path::Path;
 
 /// Sets up the machine, builds, and runs the part of the matrix that `args` select: with the guest,
 /// or with a device of a machine. Paths in `args` are relative to the directory `from`.
-///
-/// # Errors
-/// A cell failed, or the guest or device is not available.
 pub(crate) fn run(args: &[&str], from: &Path) -> Result<(), String> {
     if args.first() == Some(&"agent") {
         return program(args, from);

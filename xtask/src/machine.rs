@@ -33,6 +33,11 @@ pub(crate) fn triple() -> Result<String, String> {
     host.map(str::to_owned).ok_or_else(|| "rustc -vV names no host".into())
 }
 
+/// Whether programs for `processor` run here.
+pub(crate) fn is_of(processor: &str) -> bool {
+    triple().is_ok_and(|triple| triple.starts_with(processor))
+}
+
 /// The free space on the disk of `target`, in words. A full disk shows as failures of the programs
 /// that compile then.
 pub(crate) fn room(target: &Path) -> String {

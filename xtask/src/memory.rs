@@ -65,9 +65,6 @@ const MIRI: &[Run] = &[
 
 /// `cargo xtask miri`: the engine, the rings over plain memory, and devices on the simulated
 /// network.
-///
-/// # Errors
-/// There is no nightly toolchain with miri, or miri found an error.
 pub(crate) fn miri() -> Result<(), String> {
     let toolchain = that_runs("miri --version").ok_or_else(|| {
         format!("miri is missing: rustup toolchain install {PINNED} --component miri,rust-src")
@@ -77,9 +74,6 @@ pub(crate) fn miri() -> Result<(), String> {
 
 /// A part of [`miri`] that takes a minute, if miri is installed; returns runs that are not possible
 /// as `name: reason`.
-///
-/// # Errors
-/// Miri found an error.
 pub(crate) fn check() -> Result<Vec<String>, String> {
     if that_runs("miri --version").is_none()
         && std::env::var_os("CI").is_some()
@@ -119,10 +113,6 @@ fn that_runs(what: &str) -> Option<Toolchain> {
 
 /// `cargo xtask sanitize address|thread`: the tests with unsafe code or threads, under that
 /// sanitizer.
-///
-/// # Errors
-/// There is no nightly toolchain with the sources of the standard library, or the sanitizer found
-/// an error.
 pub(crate) fn sanitize(which: &str) -> Result<(), String> {
     let host = format!("--target={}", machine::triple()?);
     let toolchain = that_runs("--version").ok_or_else(|| {

@@ -1,8 +1,7 @@
 //! A copy of the workspace for changes that a test must notice.
 
-use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -38,34 +37,19 @@ impl Nursery {
         Ok(Self { tree: home.join("tree"), build: home.join("build") })
     }
 
-    /// Updates the copy. Unchanged files are not written, so that they are not built again.
+    /// Updates the copy by git, with an index of its own: git leaves unchanged files alone, so that
+    /// they are not built again, and removes those that are gone.
     pub(crate) fn copy(&self) -> Result<(), String> {
-        let listed = command::read(&mut words("git ls-files -z"))?;
-        let files: BTreeSet<&Path> =
-            listed.split('\0').filter(|file| !file.is_empty()).map(Path::new).collect();
-        for file in &files {
-            let to = self.tree.join(file);
-            let Ok(bytes) = fs::read(file) else { continue };
-            if fs::read(&to).is_ok_and(|old| old == bytes) {
-                continue;
-            }
-            files::write(to, bytes)?;
-        }
-        self.remove_others(&self.tree, &files).map_err(said(&self.tree))
-    }
-
-    /// Removes files that no longer exist: cargo would still build them, because it finds tests by
-    /// their place.
-    fn remove_others(&self, folder: &Path, files: &BTreeSet<&Path>) -> std::io::Result<()> {
-        for entry in fs::read_dir(folder)? {
-            let path = entry?.path();
-            if path.is_dir() {
-                self.remove_others(&path, files)?;
-            } else if path.strip_prefix(&self.tree).is_ok_and(|file| !files.contains(file)) {
-                fs::remove_file(&path)?;
-            }
-        }
-        Ok(())
+        fs::create_dir_all(&self.tree).map_err(said(&self.tree))?;
+        let (now, copied) = (self.build.with_extension("now"), self.build.with_extension("copied"));
+        // The files that git knows, as they are now.
+        let known = command::read(&mut words("git rev-parse --git-path index"))?;
+        files::copy(known.trim(), &now)?;
+        command::read(words("git add --update").env("GIT_INDEX_FILE", &now))?;
+        let now = command::read(words("git write-tree").env("GIT_INDEX_FILE", &now))?;
+        let mut update = words("git read-tree --reset -u");
+        update.env("GIT_INDEX_FILE", &copied).env("GIT_WORK_TREE", &self.tree);
+        command::read(update.arg(now.trim())).map(drop)
     }
 
     /// Does `work` while `file` is as `plant` makes it.

@@ -13,7 +13,6 @@ use std::path::Path;
 
 use crate::files;
 use crate::nursery::{Ended, Nursery, try_test};
-use crate::programs::Program;
 
 /// The files whose threads the models run.
 const FILES: &[&str] = &[
@@ -46,9 +45,6 @@ struct Site {
 }
 
 /// `cargo xtask orderings [--find] [PART-OF-A-NAME...]`.
-///
-/// # Errors
-/// A test does not notice the change of its row, or fails without it; or nothing can be built.
 pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     let (find, parts) = match args.split_first() {
         Some((&"--find", parts)) => (true, parts),
@@ -76,7 +72,7 @@ fn confirm(nursery: &Nursery, chosen: &[&Site]) -> Result<(), String> {
     for site in chosen {
         let notices = named(site)?;
         if asked.insert(notices) {
-            let (ended, _) = try_test(&notices.build(nursery)?, &notices.test)?;
+            let (ended, _) = try_test(&nursery.build(notices.of)?, &notices.test)?;
             if ended != Ended::Passed {
                 wrong.push(format!("{}: {ended:?} with nothing taken away", notices.test));
             }
@@ -84,7 +80,7 @@ fn confirm(nursery: &Nursery, chosen: &[&Site]) -> Result<(), String> {
     }
     for site in chosen {
         let notices = named(site)?;
-        let ask = || try_test(&notices.build(nursery)?, &notices.test);
+        let ask = || try_test(&nursery.build(notices.of)?, &notices.test);
         let (ended, took) = nursery.with(site.file, |good| Ok(site.remove_from(good)), ask)??;
         println!("{}: {}: {ended:?} in {:.1} s", site.name, notices.test, took.as_secs_f64());
         if ended != Ended::Failed {
@@ -118,14 +114,9 @@ fn find_tests(nursery: &Nursery, chosen: &[&Site]) -> Result<(), String> {
 /// A test that notices something.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Notices {
-    of_units: bool,
+    /// [`MODELS`] or [`UNITS`].
+    of: &'static str,
     test: String,
-}
-
-impl Notices {
-    fn build(&self, nursery: &Nursery) -> Result<Program, String> {
-        nursery.build(if self.of_units { UNITS } else { MODELS })
-    }
 }
 
 fn no_row(name: &str) -> String {
@@ -141,12 +132,10 @@ fn rows(table: &str) -> BTreeMap<String, Notices> {
         let cells: Vec<&str> = line.strip_prefix('|')?.strip_suffix('|')?.split('|').collect();
         let (first, last) = (cells.first()?.trim(), cells.last()?.trim());
         let name = first.strip_prefix('`')?.strip_suffix('`')?;
-        let (of_units, test) = match last.strip_prefix("units: ") {
-            Some(test) => (true, test),
-            None => (false, last),
-        };
+        let units = last.strip_prefix("units: ").map(|test| (UNITS, test));
+        let (of, test) = units.unwrap_or((MODELS, last));
         let test = test.strip_prefix('`')?.strip_suffix('`')?;
-        Some((name.into(), Notices { of_units, test: test.into() }))
+        Some((name.into(), Notices { of, test: test.into() }))
     });
     rows.collect()
 }
@@ -246,8 +235,8 @@ mod tests {
             assert!(names.contains(name), "{TABLE}: `{name}` is not in the code any more");
         }
         let models = test_names(&files::read(root().join(MODELS_SOURCE)).expect(MODELS_SOURCE));
-        for Notices { of_units, test } in rows.values() {
-            assert!(*of_units || models.contains(test), "there is no model {test}");
+        for Notices { of, test } in rows.values() {
+            assert!(*of == UNITS || models.contains(test), "there is no model {test}");
         }
     }
 
@@ -287,9 +276,9 @@ mod tests {
 | none | | `c` |
 ";
         let rows = rows(table);
-        let of = |name: &str| rows.get(name).map(|row| (row.of_units, row.test.as_str()));
+        let of = |name: &str| rows.get(name).map(|row| (row.of, row.test.as_str()));
         assert_eq!(rows.len(), 2);
-        assert_eq!(of("core release fence 1"), Some((false, "a_test")));
-        assert_eq!(of("x"), Some((true, "soft::progress::tests::b")));
+        assert_eq!(of("core release fence 1"), Some((MODELS, "a_test")));
+        assert_eq!(of("x"), Some((UNITS, "soft::progress::tests::b")));
     }
 }

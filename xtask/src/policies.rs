@@ -21,9 +21,6 @@ const ROWS: &str = "bandwidth,rate,latency,qps";
 const RUNS: usize = 3;
 
 /// `cargo xtask policies [--rows GROUPS] [NAME...]`.
-///
-/// # Errors
-/// There is no such policy, or something cannot be built or measured.
 pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     let (rows, names) = match args {
         ["--rows", rows, names @ ..] => (*rows, names),
@@ -48,15 +45,9 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
         let without = nursery.with(&policy.file, |text| policy.switch_off(text), build)??;
         let mut gains = BTreeMap::<String, Vec<f64>>::new();
         for run in 0..RUNS {
-            let mut pair = if run % 2 == 0 { [&with, &without] } else { [&without, &with] };
-            let mut found = Vec::new();
-            for program in pair {
-                found.push(measure(program, rows)?);
-            }
-            if run % 2 == 1 {
-                pair.reverse();
-                found.reverse();
-            }
+            let pair = if run % 2 == 0 { [&with, &without] } else { [&without, &with] };
+            let mut found = [measure(pair[0], rows)?, measure(pair[1], rows)?];
+            found.rotate_left(run % 2);
             for (name, row) in &found[0] {
                 let gain = found[1].get(name).map(|other| row.gain(other));
                 gains.entry(name.clone()).or_default().extend(gain);

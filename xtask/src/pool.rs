@@ -88,9 +88,7 @@ mod tests {
 
     /// How the scripts end, by name.
     fn all(name: &str, slots: usize, limit: Duration, scripts: &[(&str, String)]) -> Vec<Ended> {
-        let logs = std::env::temp_dir().join(format!("pool-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&logs);
-        fs::create_dir_all(&logs).expect("a folder");
+        let logs = crate::files::scratch(&format!("pool-{name}")).expect("a folder");
         let job = |(name, script): &(&str, String)| {
             let mut command = Command::new("sh");
             command.args(["-c", script]).current_dir(&logs);

@@ -19,9 +19,6 @@ pub(crate) struct Program {
 }
 
 /// Builds every test program of the workspace.
-///
-/// # Errors
-/// One does not compile.
 pub(crate) fn build() -> Result<Vec<Program>, String> {
     let format = "--message-format=json-render-diagnostics";
     let mut build = cargo(&format!("test --workspace --no-run --quiet {format}"));

@@ -19,9 +19,6 @@ const LOWEST_RUST: &str = "1.89.0";
 /// them, and `name: reason` is returned.
 ///
 /// `cargo publish --workspace --dry-run` compiles each package by itself, at twice the cost.
-///
-/// # Errors
-/// A package cannot be made, does not compile, or lacks something; or CI has no such toolchain.
 pub(crate) fn check() -> Result<Vec<String>, String> {
     let metadata = test::metadata()?;
     let packages = metadata["packages"].as_array().ok_or("cargo names no packages")?;

@@ -39,9 +39,6 @@ pub(crate) fn lines(tree: &str) -> Vec<Line> {
 }
 
 /// The bill of materials of the first package.
-///
-/// # Errors
-/// There is none, or `Cargo.lock` cannot be read.
 pub(crate) fn cyclone_dx(lines: &[Line]) -> Result<String, String> {
     let bom =
         bom(lines, &checksums(&files::read("Cargo.lock")?)).ok_or("cargo tree named no package")?;

@@ -69,9 +69,6 @@ fn has(package: &str) -> bool {
 }
 
 /// Adds the parts of the Rust toolchain that the tests use.
-///
-/// # Errors
-/// A part is missing and there is no rustup to add it, or it cannot be downloaded.
 pub(crate) fn toolchain() -> Result<(), String> {
     for (component, program) in [("rustfmt", "fmt"), ("clippy", "clippy")] {
         if command::read(&mut cargo(&format!("{program} --version"))).is_err() {
@@ -83,9 +80,6 @@ pub(crate) fn toolchain() -> Result<(), String> {
 }
 
 /// Adds Rust's library for a target.
-///
-/// # Errors
-/// As for [`toolchain`].
 pub(crate) fn target(name: &str) -> Result<(), String> {
     let is_there = Toolchain { name: None }.has(&[name]);
     if is_there { Ok(()) } else { rustup(&format!("target add {name}")) }
@@ -93,9 +87,6 @@ pub(crate) fn target(name: &str) -> Result<(), String> {
 
 /// The path of a tool of cargo's, such as cargo-deny: an installed one, or one built below the
 /// target directory.
-///
-/// # Errors
-/// It is not installed and cannot be built.
 pub(crate) fn tool(name: &str, version: &str, target: &Path) -> Result<PathBuf, String> {
     let tools = target.join("tools");
     let ours = tools.join("bin").join(name);

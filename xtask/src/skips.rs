@@ -15,24 +15,19 @@ pub(crate) struct Allowed(Vec<String>);
 
 impl Allowed {
     /// Reads the committed list.
-    ///
-    /// # Errors
-    /// It cannot be read.
     pub(crate) fn read(has_all_rights: bool) -> Result<Self, String> {
         Ok(Self::parse(&files::read(LIST)?, has_all_rights))
     }
 
     pub(crate) fn parse(list: &str, has_all_rights: bool) -> Self {
-        let entry = |line: &str| match line.trim() {
-            "" => None,
-            line if line.starts_with('#') => None,
-            line => match line.strip_prefix(UNPRIVILEGED) {
-                Some(_) if has_all_rights => None,
-                Some(line) => Some(line.trim().to_owned()),
-                None => Some(line.to_owned()),
-            },
+        let lines = list.lines().map(str::trim);
+        let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let entry = |line: &str| match line.strip_prefix(UNPRIVILEGED) {
+            Some(_) if has_all_rights => None,
+            Some(line) => Some(line.trim().to_owned()),
+            None => Some(line.to_owned()),
         };
-        Self(list.lines().filter_map(entry).collect())
+        Self(lines.filter_map(entry).collect())
     }
 
     /// The entries of `skips` (`name: reason`) that are not on the list.
@@ -56,13 +51,15 @@ pub(crate) fn found<'a>(lines: impl IntoIterator<Item = &'a str>) -> Vec<String>
 }
 
 /// Shows a run of tests, and returns those that were skipped.
-///
-/// # Errors
-/// One failed.
 pub(crate) fn of(test: &mut Command) -> Result<Vec<String>, String> {
     let shown = command::show(test)?;
     let skips = found(shown.stdout.iter().chain(&shown.stderr).map(String::as_str));
     if shown.ok { Ok(skips) } else { Err("a test failed: see above".into()) }
+}
+
+/// Shows a run of tests, none of which may be skipped.
+pub(crate) fn none(test: &mut Command) -> Result<(), String> {
+    of(test)?.first().map_or(Ok(()), |skip| Err(format!("not all was run: {skip}")))
 }
 
 /// Whether `text` matches `pattern`; a `*` stands for any text.

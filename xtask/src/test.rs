@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 pub(crate) enum Scope<'a> {
     /// Everything.
     All,
-    /// A selection that takes minutes: only steps with [`Step::quick`], no program of [`SLOW`].
+    /// A selection that takes minutes: only the first steps and the tests, no program of [`SLOW`].
     Quick,
     /// These steps.
     Only(&'a [&'a str]),
@@ -39,15 +39,7 @@ pub(crate) struct Outcome {
     pub(crate) why: Option<String>,
 }
 
-/// A check.
-struct Step {
-    name: &'static str,
-    /// Whether `--quick` includes it.
-    quick: bool,
-    when: When,
-}
-
-/// When a step runs.
+/// When a step runs, and its work.
 enum When {
     /// Before the tests, with nothing beside it.
     First(fn() -> Outcome),
@@ -60,33 +52,25 @@ enum When {
 }
 
 /// In their order.
-const STEPS: &[Step] = &[
-    quick("format", When::First(format)),
-    quick("unsafe files", When::First(|| check(unsafe_files::check()))),
-    quick("prose", When::First(|| check(prose::check()))),
-    quick("clippy", When::First(clippy)),
-    quick("features", When::First(features)),
-    quick("documentation", When::First(documentation)),
-    quick("stack for wasm32", When::First(wasm)),
-    quick("tests", When::Tests),
-    slow("miri", When::Beside(|| Outcome::of_check(memory::check()))),
-    slow("fuzz targets", When::Beside(|| Outcome::of_check(fuzz::check()))),
-    slow("cargo-deny", When::Beside(|| Outcome::of_check(deny::check()))),
-    slow("api", When::Beside(|| Outcome::of_check(api::check()))),
-    slow("packages", When::Beside(|| Outcome::of_check(publish::check()))),
-    slow("instructions", When::Beside(|| Outcome::of_check(instructions::check()))),
-    slow("build of the demo", When::Beside(|| check(demo::prepare()))),
-    slow("demo", When::Last(|| Outcome::of_check(demo::check()))),
-    slow("soak under load", When::Last(|| Outcome::of_check(soak::check()))),
+const STEPS: &[(&str, When)] = &[
+    ("format", When::First(format)),
+    ("unsafe files", When::First(|| check(unsafe_files::check()))),
+    ("prose", When::First(|| check(prose::check()))),
+    ("clippy", When::First(clippy)),
+    ("features", When::First(features)),
+    ("documentation", When::First(documentation)),
+    ("stack for wasm32", When::First(wasm)),
+    ("tests", When::Tests),
+    ("miri", When::Beside(|| Outcome::of_check(memory::check()))),
+    ("fuzz targets", When::Beside(|| Outcome::of_check(fuzz::check()))),
+    ("cargo-deny", When::Beside(|| Outcome::of_check(deny::check()))),
+    ("api", When::Beside(|| Outcome::of_check(api::check()))),
+    ("packages", When::Beside(|| Outcome::of_check(publish::check()))),
+    ("instructions", When::Beside(|| Outcome::of_check(instructions::check()))),
+    ("build of the demo", When::Beside(|| check(demo::build().map(drop)))),
+    ("demo", When::Last(|| Outcome::of_check(demo::check()))),
+    ("soak under load", When::Last(|| Outcome::of_check(soak::check()))),
 ];
-
-const fn quick(name: &'static str, when: When) -> Step {
-    Step { name, quick: true, when }
-}
-
-const fn slow(name: &'static str, when: When) -> Step {
-    Step { name, quick: false, when }
-}
 
 /// Slow programs: they start before the others, and `--quick` leaves them out.
 const SLOW: [&str; 4] = ["interop::matrix", "interop::guest", "tests::soak", "tests::bad_peers"];
@@ -99,16 +83,13 @@ const LONG: [&str; 2] = ["tests::e2e", "tests::cli"];
 const LIMIT: Duration = Duration::from_secs(30 * 60);
 
 /// Runs everything that `scope` selects. The last line of standard output is `N passed, N failed`,
-/// with `, N skipped` if any.
-///
-/// # Errors
-/// A step failed: then the text is empty, because everything has been printed. Or there is no such
-/// step.
+/// with `, N skipped` if any. After a failure the error is empty: everything has been printed.
 pub(crate) fn run(scope: Scope<'_>) -> Result<(), String> {
     if let Scope::Only(names) = scope
-        && let Some(unknown) = names.iter().find(|name| STEPS.iter().all(|s| s.name != **name))
+        && let Some(unknown) =
+            names.iter().find(|name| STEPS.iter().all(|(known, _)| known != *name))
     {
-        let known: Vec<&str> = STEPS.iter().map(|step| step.name).collect();
+        let known: Vec<&str> = STEPS.iter().map(|(name, _)| *name).collect();
         return Err(format!("no step {unknown:?}: there are {}", known.join(", ")));
     }
     setup::packages(setup::TESTS);
@@ -124,9 +105,9 @@ pub(crate) fn run(scope: Scope<'_>) -> Result<(), String> {
         let _ = fs::remove_dir_all(&logs);
     }
     let (mut programs, mut beside) = (Vec::new(), Vec::new());
-    for step in STEPS.iter().filter(|step| step.is_in(scope)) {
-        match step.when {
-            When::First(work) => report.run(step.name, work),
+    for (name, when) in STEPS.iter().filter(|step| scope.has(step)) {
+        match when {
+            When::First(work) => report.run(name, work),
             When::Tests => report.run("build of the tests", || match programs::build() {
                 Ok(built) => {
                     programs = built;
@@ -134,17 +115,17 @@ pub(crate) fn run(scope: Scope<'_>) -> Result<(), String> {
                 }
                 Err(why) => Outcome::failure(why),
             }),
-            When::Beside(work) if matches!(scope, Scope::Only(_)) => report.run(step.name, work),
-            When::Beside(_) => beside.push(step.name),
+            When::Beside(work) if matches!(scope, Scope::Only(_)) => report.run(name, work),
+            When::Beside(_) => beside.push(*name),
             When::Last(_) => {}
         }
     }
     let mut jobs = Jobs::new();
     add(&mut jobs, programs, &beside, scope, slots)?;
     pool::run(jobs, &logs, slots, LIMIT, |ended| report.ended(&ended));
-    for step in STEPS.iter().filter(|step| step.is_in(scope)) {
-        if let When::Last(work) = step.when {
-            report.run(step.name, work);
+    for (name, when) in STEPS.iter().filter(|step| scope.has(step)) {
+        if let When::Last(work) = when {
+            report.run(name, work);
         }
     }
     report.close()
@@ -220,12 +201,12 @@ fn myself(step: &str) -> Result<Command, String> {
     Ok(command)
 }
 
-impl Step {
-    fn is_in(&self, scope: Scope<'_>) -> bool {
-        match scope {
+impl Scope<'_> {
+    fn has(self, (name, when): &(&str, When)) -> bool {
+        match self {
             Scope::All => true,
-            Scope::Quick => self.quick,
-            Scope::Only(names) => names.contains(&self.name),
+            Scope::Quick => matches!(when, When::First(_) | When::Tests),
+            Scope::Only(names) => names.contains(name),
         }
     }
 }
@@ -280,7 +261,7 @@ impl Report {
     /// Adds a program or step that ran in parallel. Shows its output only if it failed, without the
     /// passed tests.
     fn ended(&mut self, ended: &Ended) {
-        let is_step = STEPS.iter().any(|step| step.name == ended.name);
+        let is_step = STEPS.iter().any(|(name, _)| *name == ended.name);
         let judge = if is_step { Outcome::of_step } else { programs::judge };
         let mut outcome = judge(ended.ok, &ended.output);
         if outcome.failed > 0 {

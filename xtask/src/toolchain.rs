@@ -20,9 +20,6 @@ pub(crate) fn install(name: &str, parts: &str) -> Command {
 impl Toolchain {
     /// The toolchain of this version: the running one, one that rustup has, or one that it
     /// fetches. It compiles for `targets`, too.
-    ///
-    /// # Errors
-    /// There is none.
     pub(crate) fn of(version: &'static str, targets: &[&str]) -> Result<Self, String> {
         let running = Self { name: None };
         if running.is(version) {
@@ -42,14 +39,6 @@ impl Toolchain {
         if self.is_running() { cargo(args) } else { self.run(&format!("cargo {args}")) }
     }
 
-    /// Its rustdoc.
-    ///
-    /// # Errors
-    /// It has no rustc.
-    pub(crate) fn rustdoc(&self) -> Result<PathBuf, String> {
-        Ok(self.sysroot()?.join("bin/rustdoc"))
-    }
-
     /// Whether it is the one that runs this program.
     pub(crate) fn is_running(&self) -> bool {
         self.name.is_none()
@@ -61,7 +50,8 @@ impl Toolchain {
         libraries.is_ok_and(|folder| targets.iter().all(|target| folder.join(target).is_dir()))
     }
 
-    fn sysroot(&self) -> Result<PathBuf, String> {
+    /// The folder of its programs and libraries.
+    pub(crate) fn sysroot(&self) -> Result<PathBuf, String> {
         let sysroot = command::read(&mut self.run("rustc --print sysroot"))?;
         Ok(PathBuf::from(sysroot.trim()))
     }

@@ -13,9 +13,6 @@ const CODE: &str =
     r"\bunsafe( *\{| +(fn|impl|extern|trait)\b|\()|(allow|expect|warn)\([^)]*unsafe_code|\bunsafe$";
 
 /// Compares the sources with the committed list.
-///
-/// # Errors
-/// The differences.
 pub(crate) fn check() -> Result<(), String> {
     let list = files::read(LIST)?;
     let lines = list.lines().map(str::trim);

@@ -1,6 +1,6 @@
 //! Fixed work of the engine, for counting with `valgrind --tool=callgrind`.
 //! `instructions NAME COUNT` performs an operation COUNT times, and `instructions` lists the
-//! operations. `cargo xtask instructions` compares their cost with `benches/instructions.txt`.
+//! operations. `cargo xtask instructions` compares their cost with `benches/instructions.json`.
 
 use std::process::ExitCode;
 

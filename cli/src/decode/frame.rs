@@ -1,7 +1,6 @@
 //! Finds the RoCEv2 datagram in a captured frame.
 
 use std::fmt;
-use std::net::IpAddr;
 
 use etherparse::{
     EtherType, Ipv6ExtensionSlice, LaxIpv4Slice, LaxIpv6Slice, LaxNetSlice, LaxSlicedPacket,
@@ -82,17 +81,6 @@ pub struct Datagram<'a> {
     pub ip_at: usize,
     /// Where the UDP header begins in the frame.
     pub udp_at: usize,
-}
-
-impl Datagram<'_> {
-    /// Source and destination address.
-    #[must_use]
-    pub fn addresses(&self) -> (IpAddr, IpAddr) {
-        match self.ip {
-            IpFields::V4 { src, dst, .. } => (src.into(), dst.into()),
-            IpFields::V6 { src, dst } => (src.into(), dst.into()),
-        }
-    }
 }
 
 /// The RoCEv2 datagram in a frame, if there is one.

@@ -170,8 +170,7 @@ impl Wire {
 }
 
 pub fn template(src: IpAddr, dst: IpAddr) -> Template {
-    let (IpAddr::V4(src), IpAddr::V4(dst)) = (src, dst) else { panic!("IPv4 here") };
-    Template::new(&IpFields::V4 { src, dst, id: 0, flags: DF }, PORT)
+    Template::new(&IpFields::between(src, dst).unwrap(), PORT)
 }
 
 impl TxSink for Wire {

@@ -47,14 +47,6 @@ fn recv(end: &mut End, qpn: Qpn, wr_id: u64, key: Key) {
     end.engine.post_recv(qpn, &RecvWr { wr_id, sges: &sges }, &mut end.host).unwrap();
 }
 
-fn fields(src: IpAddr, dst: IpAddr) -> IpFields {
-    match (src, dst) {
-        (IpAddr::V4(src), IpAddr::V4(dst)) => IpFields::V4 { src, dst, id: 0, flags: DF },
-        (IpAddr::V6(src), IpAddr::V6(dst)) => IpFields::V6 { src, dst },
-        _ => panic!("one family"),
-    }
-}
-
 /// Eight bytes from an unknown sender to a queue pair number at an address.
 fn made((src, dst): (IpAddr, IpAddr), bth: &Bth, qkey: u32) -> Vec<u8> {
     let mut packet = bth.bytes().to_vec();
@@ -62,7 +54,7 @@ fn made((src, dst): (IpAddr, IpAddr), bth: &Bth, qkey: u32) -> Vec<u8> {
     Deth { qkey, reserved: 0, src_qpn: Qpn::new(0x99) }.write(&mut packet[bth::LEN..]);
     packet.extend_from_slice(b"to all!!");
     packet.resize(packet.len() + ICRC_LEN, 0);
-    Template::new(&fields(src, dst), PORT).seal(&mut packet);
+    Template::new(&IpFields::between(src, dst).unwrap(), PORT).seal(&mut packet);
     packet
 }
 
@@ -217,7 +209,7 @@ fn what_is_wrong_is_dropped_and_counted_and_touches_no_receive() {
     let mad = CmMessage::Dreq(Dreq { local, remote, remote_qpn, private: b"" }).emit(3);
     let mut packet = [0; GSI_PACKET_LEN];
     write_gsi(&mut packet, Psn::new(1), &mad);
-    Template::new(&fields(way.0, way.1), PORT).seal(&mut packet);
+    Template::new(&IpFields::between(way.0, way.1).unwrap(), PORT).seal(&mut packet);
     case(|drops| drops.wrong_source, way, &packet);
     assert_eq!(end.engine.cm().unwrap().poll_transmit(), None);
     receive_group(&mut end, group(1));
@@ -234,7 +226,7 @@ fn datagrams_of_any_length_do_no_harm() {
         recv(&mut end, qpns[0], 0, key);
         let mut cut = whole[..len].to_vec();
         if len > 8 {
-            Template::new(&fields(way.0, way.1), PORT).seal(&mut cut);
+            Template::new(&IpFields::between(way.0, way.1).unwrap(), PORT).seal(&mut cut);
         }
         receive(&mut end, way, &cut);
         for cqe in std::mem::take(&mut end.host.completions) {

@@ -14,7 +14,7 @@
 mod linear;
 pub(super) mod solver;
 
-use core::net::{Ipv4Addr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use rocinante_crc::{PACKET_MIN, Summer, update};
 
@@ -85,6 +85,28 @@ pub enum IpFields {
         /// Destination address.
         dst: Ipv6Addr,
     },
+}
+
+impl IpFields {
+    /// The header between two addresses, as packets of this stack have it: [`DF`], and no
+    /// identification. `None` for addresses of two families.
+    #[must_use]
+    pub const fn between(src: IpAddr, dst: IpAddr) -> Option<Self> {
+        match (src, dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => Some(Self::V4 { src, dst, id: 0, flags: DF }),
+            (IpAddr::V6(src), IpAddr::V6(dst)) => Some(Self::V6 { src, dst }),
+            _ => None,
+        }
+    }
+
+    /// Source and destination address.
+    #[must_use]
+    pub const fn addresses(&self) -> (IpAddr, IpAddr) {
+        match *self {
+            Self::V4 { src, dst, .. } => (IpAddr::V4(src), IpAddr::V4(dst)),
+            Self::V6 { src, dst } => (IpAddr::V6(src), IpAddr::V6(dst)),
+        }
+    }
 }
 
 /// The masked headers of a flow: everything that the ICRC covers before the BTH. Made once per
@@ -312,6 +334,19 @@ mod tests {
     fn ipv6() -> IpFields {
         let dst = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 3);
         IpFields::V6 { src: Ipv6Addr::LOCALHOST, dst }
+    }
+
+    #[test]
+    fn a_header_is_between_two_addresses_of_one_family() {
+        let address = |text: &str| text.parse().unwrap();
+        for [src, dst] in [["10.77.0.2", "10.77.0.3"], ["::1", "fd77::3"]].map(|of| of.map(address))
+        {
+            assert_eq!(IpFields::between(src, dst).unwrap().addresses(), (src, dst));
+        }
+        let [v4, v6] = ["10.77.0.2", "fd77::3"].map(address);
+        let own = IpFields::between([10, 77, 0, 2].into(), [10, 77, 0, 3].into());
+        assert_eq!(own, Some(ipv4(0, DF)));
+        assert_eq!([IpFields::between(v4, v6), IpFields::between(v6, v4)], [None; 2]);
     }
 
     /// The formula of the specification, byte for byte.

@@ -274,12 +274,8 @@ pub(crate) fn address(host: u64, v6: bool) -> IpAddr {
 }
 
 pub(crate) fn template(src: IpAddr, dst: IpAddr) -> Template {
-    let fields = match (src, dst) {
-        (IpAddr::V4(src), IpAddr::V4(dst)) => IpFields::V4 { src, dst, id: 0, flags: DF },
-        (IpAddr::V6(src), IpAddr::V6(dst)) => IpFields::V6 { src, dst },
-        _ => unreachable!("all hosts of a world have addresses of one family"),
-    };
-    Template::new(&fields, PORT)
+    let fields = IpFields::between(src, dst);
+    Template::new(&fields.expect("all hosts of a world have addresses of one family"), PORT)
 }
 
 pub(crate) fn describe(packet: &Packet) -> String {

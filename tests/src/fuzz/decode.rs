@@ -72,7 +72,7 @@ fn frame(how: u8, packet: &[u8]) -> Vec<u8> {
 
 fn each(flows: &mut Flows, frame: &[u8], number: u64) {
     let Ok(Some(datagram)) = roce_datagram(LINK, frame) else { return };
-    let (ends, time_ns) = (datagram.addresses(), Some(i128::from(number) * 1000));
+    let (ends, time_ns) = (datagram.ip.addresses(), Some(i128::from(number) * 1000));
     for piece in pieces(&datagram) {
         let packet = Decoded::new(piece);
         let known = flows.note(ends, time_ns, &packet);

@@ -11,7 +11,7 @@ use rocinante::{Access, RecvWr, VerbsError};
 use rocinante_stack::cm::{CmConfig, CmEvent, Connect, ConnectionManager, QpSide};
 use rocinante_stack::types::{Mtu, Pkey, Psn, Qpn, Time};
 use rocinante_stack::wire::cm::{PortSpace, ServiceId, Transport};
-use rocinante_stack::wire::icrc::{DF, IpFields, Template};
+use rocinante_stack::wire::icrc::{IpFields, Template};
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, MadBytes, write_gsi};
 use rocinante_stack::wire::{Bth, Opcode, Packet};
 use rocinante_tests::harness::{Family, Harness, PATIENCE, Setup, address, wait_until};
@@ -95,8 +95,8 @@ impl Puppet {
 
     /// Seals the packet and sends it.
     fn send_packet(&self, packet: &mut [u8]) {
-        let (IpAddr::V4(src), IpAddr::V4(dst)) = (self.here, self.device) else { panic!() };
-        Template::new(&IpFields::V4 { src, dst, id: 0, flags: DF }, 4791).seal(packet);
+        let ip = IpFields::between(self.here, self.device).unwrap();
+        Template::new(&ip, 4791).seal(packet);
         self.socket.send_to(packet, (self.device, 4791)).unwrap();
     }
 

@@ -1,14 +1,10 @@
 //! The messages of the connection manager: as Linux sent them, as tshark reads ours, and as a
 //! hostile peer may send them.
 
-use std::fs::File;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 
 use etherparse::PacketBuilder;
-use pcap_file::pcap::{PcapPacket, PcapWriter};
 use proptest::prelude::*;
 use rocinante_stack::cm::{Accept, CmConfig, CmEvent, ConnectionManager, QpSide};
 use rocinante_stack::types::{Mtu, Pkey, Psn, Qpn, QueueKind, Time};
@@ -22,6 +18,8 @@ use rocinante_stack::wire::{Opcode, Packet};
 use rocinante_tests::captures::{self, Captured};
 use rocinante_tests::require_program;
 use rocinante_tests::tshark::number;
+
+use super::witnesses::Capture;
 
 fn captured() -> Vec<Captured> {
     let to_gsi = |captured: &Captured| {
@@ -387,22 +385,15 @@ fn frame(mad: &[u8; MAD_LEN]) -> Vec<u8> {
 
 /// tshark's values of these fields for each frame.
 fn ask_tshark(frames: &[Vec<u8>], fields: &[&str]) -> Vec<Vec<String>> {
-    let file = format!("rocinante-cm-{}-{}.pcap", std::process::id(), fields.len());
-    let path: PathBuf = std::env::temp_dir().join(file);
-    let mut writer = PcapWriter::new(File::create(&path).unwrap()).unwrap();
-    for frame in frames {
-        let len = u32::try_from(frame.len()).unwrap();
-        writer.write_packet(&PcapPacket::new(Duration::ZERO, len, frame)).unwrap();
-    }
-    drop(writer);
+    let name = format!("cm-{}", fields.len());
+    let capture = Capture::write(&name, frames.iter().map(|frame| &frame[..]));
     let mut command = Command::new("tshark");
-    command.arg("-r").arg(&path).args(["-n", "-T", "fields", "-E", "separator=|"]);
+    command.arg("-r").arg(&capture.0).args(["-n", "-T", "fields", "-E", "separator=|"]);
     command.args(["-E", "occurrence=f", "-e", "_ws.col.Info"]);
     for field in fields {
         command.args(["-e", &format!("infiniband.{field}")]);
     }
     let output = command.output().unwrap();
-    let _ = std::fs::remove_file(&path);
     let text = String::from_utf8(output.stdout).unwrap();
     let lines: Vec<_> =
         text.lines().map(|line| line.split('|').map(str::to_owned).collect()).collect();
@@ -484,7 +475,7 @@ fn what_linux_asked_for_is_offered_and_answered() {
         let of_file = || all.iter().filter(|captured| captured.file == file);
         let hear = |cm: &mut ConnectionManager, index: usize| {
             let captured = of_file().nth(index).unwrap();
-            let (src, dst) = captured.addresses();
+            let (src, dst) = captured.ip.addresses();
             cm.handle_mad(now, src, dst, Packet::parse(&captured.bytes).unwrap().payload());
         };
         cm.listen(ServiceId::of_port(PortSpace::Tcp, 7174), None, 1).unwrap();

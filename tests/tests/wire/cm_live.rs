@@ -10,7 +10,7 @@ use rocinante::cm::{Connection, Listener, Params};
 use rocinante::device::Backend;
 use rocinante_stack::types::{Pkey, Psn};
 use rocinante_stack::wire::cm::{CmMessage, IpHeader, PortSpace, ServiceId, SidrReq};
-use rocinante_stack::wire::icrc::{DF, IpFields, Template};
+use rocinante_stack::wire::icrc::{IpFields, Template};
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, GSI_QKEY, write_gsi};
 use rocinante_tests::harness::{Family, Harness, PATIENCE, Setup};
 use rocinante_tests::tshark::{Capture, number};
@@ -165,11 +165,7 @@ fn ask(own: IpAddr, server: IpAddr) {
     let question = SidrReq { request: 77, pkey: Pkey::DEFAULT, service, private: &private };
     let mut packet = [0; GSI_PACKET_LEN];
     write_gsi(&mut packet, Psn::new(0), &CmMessage::SidrReq(question).emit(5));
-    let ip = match (own, server) {
-        (IpAddr::V4(src), IpAddr::V4(dst)) => IpFields::V4 { src, dst, id: 0, flags: DF },
-        (IpAddr::V6(src), IpAddr::V6(dst)) => IpFields::V6 { src, dst },
-        other => panic!("{other:?}"),
-    };
+    let ip = IpFields::between(own, server).unwrap();
     Template::new(&ip, socket.local_addr().unwrap().port()).seal(&mut packet);
     if own.is_ipv4() {
         // This makes the kernel send packets of an unconnected socket with the IP identification 0,

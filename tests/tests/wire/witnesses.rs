@@ -151,10 +151,10 @@ fn frame(packet: &mut [u8], v6: bool, src_port: u16, seed: usize) -> (IpFields, 
 }
 
 /// A capture file that is removed when it is dropped.
-struct Capture(PathBuf);
+pub(crate) struct Capture(pub(crate) PathBuf);
 
 impl Capture {
-    fn write<'a>(name: &str, frames: impl IntoIterator<Item = &'a [u8]>) -> Self {
+    pub(crate) fn write<'a>(name: &str, frames: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let file = format!("rocinante-{name}-{}.pcap", std::process::id());
         let path = std::env::temp_dir().join(file);
         let mut writer = PcapWriter::new(File::create(&path).unwrap()).unwrap();

@@ -2,7 +2,6 @@
 //! received datagrams.
 
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
 use rocinante_netdev::{AnyPort, PathId, PathSpec, Port, RxDatagram, RxIpId};
@@ -72,11 +71,8 @@ impl Io {
     /// Registers a path. The port's chores are due then.
     pub(super) fn add_path(&mut self, spec: &PathSpec) -> io::Result<u32> {
         let path = self.port.add_path(spec)?;
-        let ip = match (spec.local, spec.remote) {
-            (IpAddr::V4(src), IpAddr::V4(dst)) => IpFields::V4 { src, dst, id: 0, flags: DF },
-            (IpAddr::V6(src), IpAddr::V6(dst)) => IpFields::V6 { src, dst },
-            _ => return Err(io::Error::from(io::ErrorKind::InvalidInput)),
-        };
+        let ip = IpFields::between(spec.local, spec.remote);
+        let ip = ip.ok_or(io::ErrorKind::InvalidInput)?;
         self.set_template(path.id, Some(Template::new(&ip, path.src_port)));
         (self.chores_at, self.chores_by) = (Time(0), Some(Time(0)));
         Ok(path.id.0)
@@ -189,6 +185,8 @@ pub(super) fn translate<'a>(datagram: &RxDatagram<'a>) -> Datagram<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use rocinante_netdev::sim::{SimConfig, SimNet};
 
     use super::*;

@@ -84,9 +84,6 @@ fn unanswered(row: &str, states: &str) -> String {
 }
 
 /// The checks of a file.
-///
-/// # Errors
-/// The place of one is not there, or more than once.
 pub(super) fn of(file: &'static str, source: &str) -> Result<Vec<Site>, String> {
     let (checks, rows) = match file.rsplit('/').next() {
         Some("core.rs") => (CORE, &[][..]),

@@ -99,9 +99,7 @@ fn each_container_has_the_name_of_its_control_group() {
     host.start();
     let mut askers: Vec<Asker> = (0..3).map(|of| host.asker(of)).collect();
     groups.iter().zip(&askers).for_each(|(groups, asker)| groups.take(asker));
-    for (of, asker) in askers.iter_mut().enumerate() {
-        asker.granted(host.addresses(of)[0]);
-    }
+    host.grant_each(&mut askers);
     for _restarted in [false, true] {
         let status = host.status();
         let named = |of: usize| {
@@ -164,9 +162,7 @@ fn a_path_that_is_no_name_changes_nothing() {
     host.start();
     let mut askers: Vec<Asker> = (0..2).map(|of| host.asker(of)).collect();
     groups.iter().zip(&askers).for_each(|(groups, asker)| groups.take(asker));
-    for (of, asker) in askers.iter_mut().enumerate() {
-        asker.granted(host.addresses(of)[0]);
-    }
+    host.grant_each(&mut askers);
     let containers = host.status()["containers"].clone();
     // The kernel shows the beginning of a path, or nothing.
     assert!([().into(), cut.into()].contains(&containers[0]["id"]), "{containers:#}");

@@ -25,11 +25,7 @@ fn the_status_has_what_an_operator_asks_for() {
     asker.granted(v6);
     assert!(asker.refused(v4).starts_with("Busy"));
     other.opened(Backend::Xdp, host.addresses(1)[0]);
-    let mac = host.filter(0).unwrap().sources().unwrap().unwrap().mac;
-    for _ in 0..7 {
-        asker.send(&[&[0xff; 6][..], &mac, &[0x86, 0xdd], &[0x60; 60]].concat());
-    }
-    eventually("they are dropped", || host.dropped(0)[3] >= 7);
+    host.forge(0, &mut asker, 7);
     let status = host.status();
     let agent = &status["agent"];
     assert_eq!(agent["version"], env!("CARGO_PKG_VERSION"));
@@ -75,9 +71,7 @@ fn a_released_container_may_ask_again() {
     let mut host = host_or_skip!("commands::a_released_container", 2);
     host.start();
     let mut askers = [host.asker(0), host.asker(1)];
-    for (index, asker) in askers.iter_mut().enumerate() {
-        asker.granted(host.addresses(index)[0]);
-    }
+    host.grant_each(&mut askers);
     let (is_good, said) = host.operator(&["release", "veth0"]);
     assert!(!is_good && said.contains("\"veth0\" stays: it has open ports"), "{said}");
     assert!(host.filter(0).is_some());

@@ -57,13 +57,10 @@ fn a_container_is_forgotten_when_its_interface_goes() {
     let mut host = host_or_skip!("ends::a_container_is_forgotten", 2);
     host.start();
     let mut askers = [host.asker(0), host.asker(1)];
-    for (index, asker) in askers.iter_mut().enumerate() {
-        asker.granted(host.addresses(index)[0]);
-    }
-    let known = || host.state_text()["containers"].as_array().map_or(0, Vec::len);
-    assert_eq!(known(), 2);
+    host.grant_each(&mut askers);
+    assert_eq!(host.known(), 2);
     host.lab.host().ip(&["link", "del", host.container(0).host_end()]).expect("deleted");
-    eventually("it is forgotten", || known() == 1);
+    eventually("it is forgotten", || host.known() == 1);
     let [mut first, _second] = askers;
     assert!(first.tell("ask 10.77.0.1 2").contains("Interface"));
 }
@@ -88,10 +85,9 @@ fn a_container_that_ends_takes_its_network_along() {
     drop(container);
     asker.kill();
     host.has_ports(0);
-    let known = || host.state_text()["containers"].as_array().map_or(0, Vec::len);
     eventually("its veth goes with it", || {
         let links = host.lab.host().json("ip -j link show").expect("listed").to_string();
-        !links.contains("\"h9\"") && known() == 0
+        !links.contains("\"h9\"") && host.known() == 0
     });
 }
 
@@ -100,9 +96,7 @@ fn a_host_end_may_be_renamed_and_moved() {
     let mut host = host_or_skip!("ends::a_host_end_may_be_renamed", 2);
     host.start();
     let mut askers = [host.asker(0), host.asker(1)];
-    for (index, asker) in askers.iter_mut().enumerate() {
-        asker.granted(host.addresses(index)[0]);
-    }
+    host.grant_each(&mut askers);
     let end = host.container(0).host_end();
     let index = host.index(end);
     for (from, to) in [(end, "other"), ("other", end)] {
@@ -120,8 +114,7 @@ fn a_host_end_may_be_renamed_and_moved() {
     // Moved to another namespace, it has no end here any more.
     let elsewhere = rocinante_lab::Netns::new().expect("a namespace");
     host.lab.host().ip(&["link", "set", end, "netns", &elsewhere.path()]).expect("moved");
-    let known = || host.state_text()["containers"].as_array().map_or(0, Vec::len);
-    eventually("it is forgotten", || known() == 1);
+    eventually("it is forgotten", || host.known() == 1);
     let [mut first, mut second] = askers;
     assert!(first.refused(host.addresses(0)[0]).contains("beside the host's"));
     second.granted(host.addresses(1)[0]);

@@ -193,9 +193,7 @@ fn the_containers_own_kernel_is_not_disturbed() {
     let mut host = host_or_skip!("forged::the_containers_own_kernel", 2);
     host.start();
     let mut askers: Vec<Asker> = [0, 1].map(|index| host.asker(index)).into();
-    for (index, asker) in askers.iter_mut().enumerate() {
-        asker.granted(host.addresses(index)[0]);
-    }
+    host.grant_each(&mut askers);
     for (from, to) in host.addresses(0).into_iter().zip(host.addresses(1)) {
         let open = |address: IpAddr| {
             let socket = std::net::UdpSocket::bind((address, 7000)).expect("a socket");

@@ -1,6 +1,6 @@
 //! Which processes get a port, and which do not.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use rocinante_lab::{Container, Netns};
 
@@ -231,27 +231,21 @@ fn a_nested_namespace_is_refused() {
     let mut host = host_or_skip!("identity::a_nested_namespace", 1);
     host.start();
     let own = std::env::current_exe().expect("this program");
-    for (levels, reason) in [(1, "no interface"), (2, "nested")] {
+    let asker_by = |words: &str| {
         let mut command = Command::new("unshare");
-        command.args(["--user", "--map-root-user"]);
-        if levels == 2 {
-            command.args(["unshare", "--user", "--map-root-user"]);
-        }
-        command.args(["unshare", "--net"]).arg(&own);
-        command.args(["--exact", "role", "--nocapture"]);
-        command.env("TEST_AGENT_SOCKET", host.socket());
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut asker = Asker::of(host.container(0).netns(), &mut command);
-        let answer = asker.tell("ask 10.77.0.1 2");
-        assert!(answer.contains(reason), "{levels}: {answer}");
+        command.args(words.split(' ')).arg(&own);
+        Asker::of_command(host.container(0).netns(), &host.socket(), &mut command)
+    };
+    let user = "--user --map-root-user";
+    for (words, reason) in [
+        (format!("{user} unshare --net"), "no interface"),
+        (format!("{user} unshare {user} unshare --net"), "nested"),
+    ] {
+        let answer = asker_by(&words).tell("ask 10.77.0.1 2");
+        assert!(answer.contains(reason), "{words}: {answer}");
     }
     // In the container's own namespace it does not matter in which user namespace one is.
-    let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user"]).arg(&own);
-    command.args(["--exact", "role", "--nocapture"]);
-    command.env("TEST_AGENT_SOCKET", host.socket());
-    command.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut asker = Asker::of(host.container(0).netns(), &mut command);
+    let mut asker = asker_by(user);
     asker.granted(host.addresses(0)[0]);
 }
 

@@ -193,6 +193,23 @@ impl Host {
         Asker::start(self.container(container).netns(), &self.socket(), As::Nobody)
     }
 
+    /// Asks for a port on the first address of each container, from the first on.
+    pub(crate) fn grant_each(&self, askers: &mut [Asker]) {
+        for (index, asker) in askers.iter_mut().enumerate() {
+            asker.granted(self.addresses(index)[0]);
+        }
+    }
+
+    /// Sends this number of IPv6 frames of no address from a container, and waits until they are
+    /// dropped.
+    pub(crate) fn forge(&self, container: usize, asker: &mut Asker, count: u64) {
+        let mac = self.filter(container).unwrap().sources().unwrap().unwrap().mac;
+        for _ in 0..count {
+            asker.send(&[&[0xff; 6][..], &mac, &[0x86, 0xdd], &[0x60; 60]].concat());
+        }
+        eventually("they are dropped", || self.dropped(container)[3] >= count);
+    }
+
     /// A container.
     pub(crate) fn container(&self, index: usize) -> &Container {
         self.lab.container(index)
@@ -237,6 +254,11 @@ impl Host {
     pub(crate) fn state_text(&self) -> serde_json::Value {
         let text = fs::read_to_string(self.state()).unwrap_or_default();
         serde_json::from_str(&text).unwrap_or_default()
+    }
+
+    /// The number of containers that the state has.
+    pub(crate) fn known(&self) -> usize {
+        self.state_text()["containers"].as_array().map_or(0, Vec::len)
     }
 
     /// The number of answers whose ports the state has.

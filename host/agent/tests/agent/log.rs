@@ -2,7 +2,7 @@
 
 use rocinante_lab::Container;
 
-use crate::asker::{Asker, eventually};
+use crate::asker::Asker;
 use crate::lab::host_or_skip;
 
 #[test]
@@ -27,11 +27,7 @@ fn each_event_of_a_container_is_a_line() {
     netns.ip(&["address", "del", "10.77.0.101/24", "dev", Container::DEVICE]).expect("removed");
     host.logged(&["its addresses changed", "gained=[] lost=[10.77.0.101]"]);
     // Frames from another are counted, and the sum comes with the end at the latest.
-    let mac = host.filter(0).unwrap().sources().unwrap().unwrap().mac;
-    for _ in 0..100 {
-        asker.send(&[&[0xff; 6][..], &mac, &[0x86, 0xdd], &[0x60; 60]].concat());
-    }
-    eventually("they are dropped", || host.dropped(0)[3] >= 100);
+    host.forge(0, &mut asker, 100);
     let forged = host.dropped(0)[3];
     host.terminate();
     host.logged(&["dropped forged frames", "container=\"veth0\"", &format!("ipv6 {forged}")]);

@@ -46,9 +46,7 @@ fn ports_that_ended_while_no_agent_ran_are_forgotten() {
     let mut host = host_or_skip!("restart::ports_that_ended", 2);
     host.start();
     let mut askers = [host.asker(0), host.asker(1)];
-    for (index, asker) in askers.iter_mut().enumerate() {
-        asker.granted(host.addresses(index)[0]);
-    }
+    host.grant_each(&mut askers);
     host.kill();
     let [first, _second] = askers;
     first.kill();

@@ -11,9 +11,7 @@ fn the_last_of_many_containers_has_the_ring_of_the_first() {
     host.configure("ring_mib_total = 512\ncontainers_expected = 32");
     host.start();
     let mut askers: Vec<Asker> = (0..MANY).map(|index| host.asker(index.into())).collect();
-    for (index, asker) in askers.iter_mut().enumerate() {
-        asker.granted(host.addresses(index)[0]);
-    }
+    host.grant_each(&mut askers);
     let all: Vec<Vec<u64>> = (0..MANY).map(|index| host.slots(index.into())).collect();
     assert_eq!((&all[0], &all[usize::from(MANY) - 1]), (&vec![60], &vec![60]), "{all:?}");
     assert!(all.iter().all(|slots| *slots == all[0]), "{all:?}");
