@@ -201,7 +201,7 @@ impl Rings {
                 end_message(socket, run).map(|()| false)
             }
             Err(NotSent::Gone(e)) => {
-                // Another pipe has none of these pages; and no message stays open, whatever happened.
+                // Another pipe has none of these pages. No message stays open, whatever happened.
                 self.pipe = Pipe::new().ok();
                 socket.set(libc::SOL_UDP, libc::UDP_CORK, 0)?;
                 Err(e)

@@ -207,7 +207,7 @@ impl Staging {
         &bytes[run.start as usize..][..run.bytes()]
     }
 
-    /// Ends the message that was begun at `socket` by a run. Returns whether that left by reference.
+    /// Ends the message that was begun at `socket` by a run. Returns whether it left by reference.
     pub(super) fn end_message(&mut self, socket: &Socket, run: &Run) -> io::Result<bool> {
         match run.ring {
             Some(ring) => self.rings.end_message(socket, ring, run.start as usize, run.bytes()),
