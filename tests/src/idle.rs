@@ -10,7 +10,7 @@ use rocinante::OpenOptions;
 use rocinante::cm::{Connecting, Connection, Listener, Params};
 use rocinante_lab::{ChildGuard, exit_with_parent};
 
-use crate::harness::{Backend, PATIENCE, Side};
+use crate::harness::{Backend, PATIENCE, Side, wait_until};
 
 /// Set in such a process: its own address, the server's, and how many connections it makes.
 const CLIENT: &str = "ROCINANTE_IDLE_CLIENT";
@@ -25,7 +25,13 @@ pub fn be_client(backend: Backend) {
     exit_with_parent();
     let [own, server, count] = words.split(' ').collect::<Vec<_>>()[..] else { panic!("{words}") };
     let own: IpAddr = own.parse().unwrap();
-    let ctx = OpenOptions::new().netdev(backend).open(own).unwrap();
+    // On a busy machine an agent may not answer in time.
+    let mut opened = None;
+    wait_until("the device opens", || {
+        opened = OpenOptions::new().netdev(backend).open(own).ok();
+        opened.is_some()
+    });
+    let ctx = opened.unwrap();
     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16).unwrap());
     let side = Side::of(ctx, pd, cq, own);
     let peer: SocketAddr = server.parse().unwrap();

@@ -133,6 +133,18 @@ pub fn backend(backend: Backend) -> Result<(), String> {
     }
 }
 
+/// The backends that can be had in the lab. The others are reported as skipped parts of a test.
+#[must_use]
+pub fn backends(test: &str) -> Vec<Backend> {
+    let all = [Backend::Udp, Backend::Packet, Backend::Xdp].into_iter();
+    all.filter(|netdev| {
+        let found = backend(*netdev);
+        let why = found.as_ref().err();
+        why.inspect(|why| crate::skip::report(&format!("{test} {netdev}"), why)).is_none()
+    })
+    .collect()
+}
+
 /// A virtual machine with a tap in the lab. The host can drop its packets.
 ///
 /// # Errors

@@ -7,7 +7,6 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rocinante::device::Backend;
 use rocinante::verbs::SendOp;
 use rocinante::{Access, Mr, Qp, RecvWr, WcStatus};
 use rocinante_tests::harness::{Harness, PATIENCE, Setup, wr};
@@ -65,12 +64,7 @@ fn nothing_is_allocated_once_warm() {
     require_lab!();
     block_once();
     let mut found = Vec::new();
-    for backend in [Backend::Udp, Backend::Packet, Backend::Xdp] {
-        if let Err(reason) = need::backend(backend) {
-            let name = format!("e2e_allocations::nothing_is_allocated_once_warm {backend}");
-            rocinante_tests::skip::report(&name, &reason);
-            continue;
-        }
+    for backend in need::backends("e2e_allocations::nothing_is_allocated_once_warm") {
         let harness = Harness::new(&Setup::new(backend));
         let qps = harness.pair();
         let regions =

@@ -6,7 +6,6 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use rocinante::device::Backend;
 use rocinante::verbs::SendOp;
 use rocinante::{Access, Mr, Qp, RecvWr};
 use rocinante_tests::harness::{Harness, Setup, wr};
@@ -62,12 +61,7 @@ const REGION: usize = 1 << 16;
 fn an_idle_queue_pair_takes_little() {
     require_lab!();
     let mut found = Vec::new();
-    for backend in [Backend::Udp, Backend::Packet, Backend::Xdp] {
-        if let Err(reason) = need::backend(backend) {
-            let name = format!("e2e_footprint::an_idle_queue_pair_takes_little {backend}");
-            rocinante_tests::skip::report(&name, &reason);
-            continue;
-        }
+    for backend in need::backends("e2e_footprint::an_idle_queue_pair_takes_little") {
         let harness = Harness::new(&Setup::new(backend));
         let regions =
             harness.sides.each_ref().map(|side| side.pd.allocate(REGION, Access::ALL).unwrap());

@@ -5,7 +5,6 @@
 use std::fs;
 use std::time::Duration;
 
-use rocinante::device::Backend;
 use rocinante::verbs::SendOp;
 use rocinante::{Qp, RecvWr};
 use rocinante_tests::harness::{Harness, Setup, next, wr};
@@ -23,20 +22,9 @@ const BACKGROUND: &str = "roce-";
 #[test]
 fn idle_connected_devices_cost_next_to_nothing() {
     require_lab!();
-    let backends = [Backend::Udp, Backend::Packet, Backend::Xdp];
-    let harnesses: Vec<Harness> = backends
-        .into_iter()
-        .filter(|backend| match need::backend(*backend) {
-            Ok(()) => true,
-            Err(reason) => {
-                let name =
-                    format!("e2e_idle::idle_connected_devices_cost_next_to_nothing {backend}");
-                rocinante_tests::skip::report(&name, &reason);
-                false
-            }
-        })
-        .map(|backend| Harness::new(&Setup::new(backend)))
-        .collect();
+    let backends = need::backends("e2e_idle::idle_connected_devices_cost_next_to_nothing");
+    let harnesses: Vec<Harness> =
+        backends.into_iter().map(|backend| Harness::new(&Setup::new(backend))).collect();
     let pairs: Vec<[Qp; 2]> = harnesses.iter().map(Harness::pair).collect();
     // All were busy once.
     for (harness, [qp, peer]) in harnesses.iter().zip(&pairs) {

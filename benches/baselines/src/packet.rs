@@ -1,12 +1,13 @@
 //! The baseline of `AF_PACKET`: super-packets with a virtio header out, a mapped ring in.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::{IpAddr, SocketAddrV4};
 
 use rocinante_netdev::Interface;
 use rocinante_wire::icrc::{DF, Template};
 
 use crate::sys::{Ring, Socket, VNET_LEN};
+use crate::wire::{gather, is_gathered, write_run};
 use crate::{Arrived, Flow, Link, Packet, ROCE_PORT, RunLimits, SRC_PORT};
 
 const ETHERNET: usize = 14;
@@ -17,10 +18,6 @@ const HEADERS: usize = ETHERNET + IPV4 + UDP;
 const NEEDS_CSUM: u8 = 1;
 const GSO_UDP_L4: u8 = 5;
 
-/// The kernel gathers payloads of at least this many bytes; smaller ones are cheaper to copy.
-const GATHER_MIN: usize = 4096;
-/// The most packets with a payload gathered by the kernel: three pieces each.
-const GATHER_PACKETS: usize = 16;
 /// 120 slots: a spinning reader is never that far behind, unless another program runs on its core
 /// for long.
 const RING_BLOCKS: usize = 8;
@@ -174,28 +171,14 @@ impl Link for PacketLink {
     fn send(&mut self, run: &[Packet<'_>]) -> io::Result<bool> {
         let segment = (run.len() > 1).then(|| run[0].len() as u16);
         self.address(run.iter().map(Packet::len).sum(), segment);
-        if run[0].payload.len() < GATHER_MIN || run.len() > GATHER_PACKETS {
-            let mut end = self.headers.len();
-            self.staging[..end].copy_from_slice(&self.headers);
-            for (id, packet) in run.iter().enumerate() {
-                let buf = &mut self.staging[end..end + packet.len()];
-                packet.write(buf, &mut self.outgoing, id as u16);
-                end += packet.len();
-            }
-            return self.socket.send_piece(&self.staging[..end]);
+        let Self { socket, headers, outgoing, staging, .. } = self;
+        if is_gathered(run) {
+            return gather(run, outgoing, headers, |pieces| socket.send(pieces, None, None));
         }
-        let mut icrcs = [[0; 4]; GATHER_PACKETS];
-        for (id, (icrc, packet)) in icrcs.iter_mut().zip(run).enumerate() {
-            *icrc = packet.icrc(&mut self.outgoing, id as u16);
-        }
-        let mut pieces = [IoSlice::new(&[]); 3 * GATHER_PACKETS + 1];
-        pieces[0] = IoSlice::new(&self.headers);
-        for ((pieces, packet), icrc) in pieces[1..].chunks_exact_mut(3).zip(run).zip(&icrcs) {
-            pieces[0] = IoSlice::new(packet.head());
-            pieces[1] = IoSlice::new(packet.payload);
-            pieces[2] = IoSlice::new(icrc);
-        }
-        self.socket.send(&pieces[..=3 * run.len()], None, None)
+        let (before, packets) = staging.split_at_mut(headers.len());
+        before.copy_from_slice(headers);
+        let end = headers.len() + write_run(run, packets, outgoing);
+        socket.send_piece(&staging[..end])
     }
 
     fn receive(&mut self, mut take: impl FnMut(Arrived<'_>)) -> io::Result<u64> {

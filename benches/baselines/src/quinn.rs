@@ -9,7 +9,7 @@ use std::net::{SocketAddr, SocketAddrV4, UdpSocket};
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
 use rocinante_wire::icrc::Template;
 
-use crate::wire::Guess;
+use crate::wire::{Guess, write_run};
 use crate::{Arrived, Flow, Link, Packet, ROCE_PORT, RunLimits, SRC_PORT};
 
 /// Buffers of the socket, in bytes, as far as the system allows.
@@ -78,12 +78,7 @@ impl Link for QuinnLink {
     }
 
     fn send(&mut self, run: &[Packet<'_>]) -> io::Result<bool> {
-        let mut end = 0;
-        for (id, packet) in run.iter().enumerate() {
-            let buf = &mut self.staging[end..end + packet.len()];
-            packet.write(buf, &mut self.outgoing, id as u16);
-            end += packet.len();
-        }
+        let end = write_run(run, &mut self.staging, &mut self.outgoing);
         let transmit = Transmit {
             destination: self.to,
             ecn: None,

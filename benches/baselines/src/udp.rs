@@ -6,13 +6,9 @@ use std::net::SocketAddrV4;
 use rocinante_wire::icrc::Template;
 
 use crate::sys::{Name, Slots, Socket};
-use crate::wire::Guess;
+use crate::wire::{Guess, gather, is_gathered, write_run};
 use crate::{Arrived, Flow, Link, Packet, ROCE_PORT, RunLimits, SRC_PORT};
 
-/// The kernel gathers payloads of at least this many bytes; smaller ones are cheaper to copy.
-const GATHER_MIN: usize = 4096;
-/// The most packets with a payload gathered by the kernel: three pieces each.
-const GATHER_PACKETS: usize = 16;
 /// Receive buffer of the socket, in bytes.
 const RECEIVE_BUFFER: i32 = 4 << 20;
 /// Messages per call: they stay in a second-level cache.
@@ -59,30 +55,6 @@ impl UdpLink {
             limits,
         })
     }
-
-    fn send_gathered(&mut self, run: &[Packet<'_>], segment: Option<u16>) -> io::Result<bool> {
-        let mut icrcs = [[0; 4]; GATHER_PACKETS];
-        for (id, (icrc, packet)) in icrcs.iter_mut().zip(run).enumerate() {
-            *icrc = packet.icrc(&mut self.outgoing, id as u16);
-        }
-        let mut pieces = [IoSlice::new(&[]); 3 * GATHER_PACKETS];
-        for ((pieces, packet), icrc) in pieces.chunks_exact_mut(3).zip(run).zip(&icrcs) {
-            pieces[0] = IoSlice::new(packet.head());
-            pieces[1] = IoSlice::new(packet.payload);
-            pieces[2] = IoSlice::new(icrc);
-        }
-        self.sender.send(&pieces[..3 * run.len()], Some(&self.to), segment)
-    }
-
-    fn send_copied(&mut self, run: &[Packet<'_>], segment: Option<u16>) -> io::Result<bool> {
-        let mut end = 0;
-        for (id, packet) in run.iter().enumerate() {
-            let buf = &mut self.staging[end..end + packet.len()];
-            packet.write(buf, &mut self.outgoing, id as u16);
-            end += packet.len();
-        }
-        self.sender.send(&[IoSlice::new(&self.staging[..end])], Some(&self.to), segment)
-    }
 }
 
 impl Link for UdpLink {
@@ -92,11 +64,12 @@ impl Link for UdpLink {
 
     fn send(&mut self, run: &[Packet<'_>]) -> io::Result<bool> {
         let segment = (run.len() > 1).then(|| run[0].len() as u16);
-        if run[0].payload.len() >= GATHER_MIN && run.len() <= GATHER_PACKETS {
-            self.send_gathered(run, segment)
-        } else {
-            self.send_copied(run, segment)
+        let Self { sender, to, outgoing, staging, .. } = self;
+        if is_gathered(run) {
+            return gather(run, outgoing, &[], |pieces| sender.send(pieces, Some(to), segment));
         }
+        let end = write_run(run, staging, outgoing);
+        sender.send(&[IoSlice::new(&staging[..end])], Some(to), segment)
     }
 
     fn receive(&mut self, mut take: impl FnMut(Arrived<'_>)) -> io::Result<u64> {

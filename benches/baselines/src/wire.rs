@@ -1,5 +1,7 @@
 //! The packets of the baselines: of the same sizes as those of a WRITE.
 
+use std::io::IoSlice;
+
 use rocinante_wire::icrc::{DF, Template};
 
 /// Bytes before the payload of a message's first packet: BTH and RETH.
@@ -67,6 +69,47 @@ impl<'a> Packet<'a> {
     }
 }
 
+/// The kernel gathers payloads of at least this many bytes; smaller ones are cheaper to copy.
+const GATHER_MIN: usize = 4096;
+/// The most packets with a payload gathered by the kernel: three pieces each.
+const GATHER_PACKETS: usize = 16;
+
+/// Whether the kernel shall gather the payloads of a run.
+pub(crate) fn is_gathered(run: &[Packet<'_>]) -> bool {
+    run[0].payload.len() >= GATHER_MIN && run.len() <= GATHER_PACKETS
+}
+
+/// Calls `send` with the pieces of a run that [`is_gathered`], behind `headers`.
+pub(crate) fn gather<T>(
+    run: &[Packet<'_>],
+    template: &mut Template,
+    headers: &[u8],
+    send: impl FnOnce(&[IoSlice<'_>]) -> T,
+) -> T {
+    let mut icrcs = [[0; ICRC]; GATHER_PACKETS];
+    for (id, (icrc, packet)) in icrcs.iter_mut().zip(run).enumerate() {
+        *icrc = packet.icrc(template, id as u16);
+    }
+    let mut pieces = [IoSlice::new(&[]); 3 * GATHER_PACKETS + 1];
+    pieces[0] = IoSlice::new(headers);
+    for ((pieces, packet), icrc) in pieces[1..].chunks_exact_mut(3).zip(run).zip(&icrcs) {
+        pieces[0] = IoSlice::new(packet.head());
+        pieces[1] = IoSlice::new(packet.payload);
+        pieces[2] = IoSlice::new(icrc);
+    }
+    send(&pieces[usize::from(headers.is_empty())..=3 * run.len()])
+}
+
+/// Writes a run to `buf`, one packet behind the other; its length.
+pub(crate) fn write_run(run: &[Packet<'_>], buf: &mut [u8], template: &mut Template) -> usize {
+    let mut end = 0;
+    for (id, packet) in run.iter().enumerate() {
+        packet.write(&mut buf[end..end + packet.len()], template, id as u16);
+        end += packet.len();
+    }
+    end
+}
+
 /// A received packet.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrived<'a> {
@@ -127,11 +170,14 @@ mod tests {
     use super::*;
     use rocinante_wire::icrc::IpFields;
 
+    fn flow() -> Template {
+        let ip = IpFields::between([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        Template::new(&ip.unwrap(), 50_000)
+    }
+
     #[test]
     fn what_is_written_is_read() {
-        let ip =
-            IpFields::V4 { src: [10, 0, 0, 1].into(), dst: [10, 0, 0, 2].into(), id: 0, flags: DF };
-        let mut template = Template::new(&ip, 50_000);
+        let mut template = flow();
         let payload: Vec<u8> = (0..200).collect();
         for first in [true, false] {
             let packet = Packet::new(3, 0x123_4567, first, &payload);
@@ -148,10 +194,26 @@ mod tests {
     }
 
     #[test]
+    fn a_run_that_is_gathered_is_the_run_that_is_copied() {
+        let mut template = flow();
+        let payload = vec![7; GATHER_MIN];
+        let run = [true, false].map(|first| Packet::new(0, 1, first, &payload));
+        assert!(is_gathered(&run) && !is_gathered(&[run[0]; GATHER_PACKETS + 1]));
+        let mut copied = vec![0; run.iter().map(Packet::len).sum()];
+        assert_eq!(write_run(&run, &mut copied, &mut template), copied.len());
+        for headers in [&[][..], b"head"] {
+            let bytes = |pieces: &[IoSlice<'_>]| {
+                assert!(pieces.iter().all(|piece| !piece.is_empty()));
+                pieces.iter().flat_map(|piece| piece.to_vec()).collect::<Vec<u8>>()
+            };
+            let gathered = gather(&run, &mut template, headers, bytes);
+            assert_eq!(gathered, [headers, &copied].concat());
+        }
+    }
+
+    #[test]
     fn datagrams_of_a_split_super_packet_are_read() {
-        let ip =
-            IpFields::V4 { src: [10, 0, 0, 1].into(), dst: [10, 0, 0, 2].into(), id: 0, flags: DF };
-        let mut template = Template::new(&ip, 50_000);
+        let mut template = flow();
         let payload = [7; 64];
         let packet = Packet::new(0, 1, true, &payload);
         let mut of = |guess: &mut Guess, id, index| {

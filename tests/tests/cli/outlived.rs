@@ -3,7 +3,6 @@
 //! be the reason.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -13,20 +12,17 @@ use std::time::Instant;
 
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
-use rocinante::OpenOptions;
-use rocinante::cm::{Connecting, Connection, Listener, Params};
+use rocinante::cm::{Connection, Listener, Params};
 use rocinante::device::Backend;
-use rocinante_lab::{ChildGuard, Container, Lab, LabConfig, exit_with_parent};
+use rocinante_lab::{ChildGuard, Container, Lab, LabConfig};
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until};
+use rocinante_tests::idle::{Client, be_client};
 use rocinante_tests::{require_backend, require_machine_root, test_name};
 
 use super::handed::Agent;
 use super::run::Installed;
 
-/// Makes a process of this program one that connects and does nothing more: its own address, the
-/// survivor's, and whether it asks silent peers.
-const ROLE: &str = "ROCINANTE_OUTLIVED";
 const PORT: u16 = 7471;
 const CONNECTIONS: usize = 3;
 /// The script of the first process of a pid namespace: it starts a program, which ends with it, and
@@ -37,9 +33,7 @@ macro_rules! outlived {
     ($( $name:ident: $backend:ident $work:ident; )*) => {$(
         #[test]
         fn $name() {
-            if let Ok(role) = std::env::var(ROLE) {
-                return connect_and_wait(Backend::$backend, &role);
-            }
+            be_client(Backend::$backend);
             require_machine_root!();
             require_backend!(Backend::$backend);
             $work(Backend::$backend, test_name!());
@@ -52,32 +46,6 @@ outlived! {
     peers_of_programs_in_containers_that_are_killed_are_told_packet: Packet are_told;
     an_agent_that_is_started_again_knows_who_lives: Udp are_told_by_another_agent;
     a_program_of_run_has_two_and_one_does_it: Udp of_run_are_told;
-}
-
-fn connect_and_wait(backend: Backend, role: &str) {
-    exit_with_parent();
-    let [own, survivor, asks] = role.split(' ').collect::<Vec<_>>()[..] else { panic!("{role}") };
-    let own = own.parse().unwrap();
-    // On a busy machine the agent may not answer in time.
-    let mut opened = None;
-    wait_until("the agent opens a port", || {
-        opened = OpenOptions::new().netdev(backend).open(own).ok();
-        opened.is_some()
-    });
-    let ctx = opened.unwrap();
-    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16).unwrap());
-    let side = Side::of(ctx, pd, cq, own);
-    let peer: SocketAddr = survivor.parse().unwrap();
-    let connect = |_| {
-        let params = if asks == "asks" { Params::default() } else { Scene::params() };
-        let qp = side.qp().build().unwrap();
-        Connecting::start(qp, peer, &params).unwrap().wait(PATIENCE).unwrap()
-    };
-    let _connections: Vec<Connection> = (0..CONNECTIONS).map(connect).collect();
-    println!("\nconnected");
-    loop {
-        std::thread::park();
-    }
 }
 
 /// A host with an agent, and the survivor in its last container.
@@ -112,16 +80,10 @@ impl Scene<'_> {
 
     /// Starts a command that becomes a program in a container, on an address of that.
     fn start(&self, container: &Container, own: IpAddr, mut command: Command) -> Program {
-        command.env(ROLE, format!("{own} {} no", self.listener.address()));
-        let mut child = container.spawn(command.stdout(Stdio::piped())).unwrap();
-        let accept = |_| {
-            let request = self.listener.request(Some(PATIENCE)).unwrap();
-            let qp = self.side.qp().build().unwrap();
-            request.accept(qp, &Self::params()).unwrap().wait(PATIENCE).unwrap()
-        };
-        let connections = (0..CONNECTIONS).map(accept).collect();
-        let mut lines = BufReader::new(child.child_mut().stdout.take().unwrap()).lines();
-        assert!(lines.by_ref().map_while(Result::ok).any(|line| line == "connected"));
+        let client = Client { own, connections: CONNECTIONS };
+        let mut child = container.spawn(client.prepare(&mut command, &self.listener)).unwrap();
+        let server = (self.side, &self.listener);
+        let connections = client.accept(&mut child, server, &Self::params());
         Program { child, connections }
     }
 }
@@ -251,9 +213,7 @@ fn guardians_in(container: &Container) -> Vec<Pid> {
 fn many_at_once() {
     const NAME: &str = "cli::outlived::many_at_once";
     const MANY: &str = "ROCINANTE_TEST_MANY";
-    if let Ok(role) = std::env::var(ROLE) {
-        return connect_and_wait(Backend::Udp, &role);
-    }
+    be_client(Backend::Udp);
     require_machine_root!();
     let count = std::env::var(MANY).map_or(12, |number| number.parse().unwrap());
     let modes = [("neither", 1), ("agent", 1), ("agent", count), ("run", 1)];
@@ -271,9 +231,9 @@ fn many_at_once() {
                 };
                 command.arg(program.get_program()).args(program.get_args());
                 let socket = agent.as_ref().map_or("off".into(), Agent::socket);
-                command.env("ROCINANTE_AGENT", socket).stdout(Stdio::null());
-                let listener = scene.listener.address();
-                command.env(ROLE, format!("{} {listener} asks", container.ipv4()));
+                let client = Client { own: container.ipv4().into(), connections: CONNECTIONS };
+                client.prepare(&mut command, &scene.listener).stdout(Stdio::null());
+                command.env("ROCINANTE_AGENT", socket);
                 let group = programs.first().map_or(0, ChildGuard::id);
                 command.process_group(group.cast_signed());
                 programs.push(container.spawn(&mut command).unwrap());

@@ -28,75 +28,41 @@ enum Place {
     Container,
     Host,
 }
+use Place::{Container, Host};
 
+#[rustfmt::skip]
 const CHANGES: &[Change] = &[
-    Change {
-        name: "another address",
-        place: Place::Container,
-        change: "address add 10.77.9.{n}/24 dev eth0",
-        back: "address del 10.77.9.{n}/24 dev eth0",
-    },
-    Change {
-        name: "no address",
-        place: Place::Container,
-        change: "address del {own}/24 dev eth0",
-        back: "address add {own}/24 dev eth0",
-    },
-    Change {
-        name: "a route to nowhere",
-        place: Place::Container,
-        change: "route add blackhole {peer}/32",
-        back: "route del blackhole {peer}/32",
-    },
-    Change {
-        name: "a route by a router that is not there",
-        place: Place::Container,
-        change: "route add {peer}/32 via 10.77.0.200",
-        back: "route del {peer}/32 via 10.77.0.200",
-    },
-    Change {
-        name: "a route of its own",
-        place: Place::Container,
-        change: "route add {peer}/32 dev eth0",
-        back: "route del {peer}/32 dev eth0",
-    },
-    Change {
-        name: "a wrong neighbour",
-        place: Place::Container,
-        change: "neighbour replace {peer} lladdr 02:00:00:00:00:ee nud permanent dev eth0",
-        back: "neighbour del {peer} dev eth0",
-    },
-    Change {
-        name: "no neighbours",
-        place: Place::Container,
-        change: "neighbour flush dev eth0",
-        back: "neighbour flush dev eth0",
-    },
-    Change {
-        name: "another MAC address",
-        place: Place::Container,
-        change: "link set dev eth0 address 02:00:0a:4d:01:{n}",
-        back: "link set dev eth0 address 02:00:0a:4d:00:{n}",
-    },
-    Change {
-        name: "its link down",
-        place: Place::Container,
-        change: "link set dev eth0 down",
-        back: "link set dev eth0 up",
-    },
-    Change {
-        name: "the host's link down",
-        place: Place::Host,
-        change: "link set dev {port} down",
-        back: "link set dev {port} up",
-    },
-    Change {
-        name: "not at the bridge",
-        place: Place::Host,
-        change: "link set dev {port} nomaster",
-        back: "link set dev {port} master br0",
-    },
+    change("another address", Container,
+           "address add 10.77.9.{n}/24 dev eth0", "address del 10.77.9.{n}/24 dev eth0"),
+    change("no address", Container,
+           "address del {own}/24 dev eth0", "address add {own}/24 dev eth0"),
+    change("a route to nowhere", Container,
+           "route add blackhole {peer}/32", "route del blackhole {peer}/32"),
+    change("a route by a router that is not there", Container,
+           "route add {peer}/32 via 10.77.0.200", "route del {peer}/32 via 10.77.0.200"),
+    change("a route of its own", Container,
+           "route add {peer}/32 dev eth0", "route del {peer}/32 dev eth0"),
+    change("a wrong neighbour", Container,
+           "neighbour replace {peer} lladdr 02:00:00:00:00:ee nud permanent dev eth0",
+           "neighbour del {peer} dev eth0"),
+    change("no neighbours", Container, "neighbour flush dev eth0", "neighbour flush dev eth0"),
+    change("another MAC address", Container,
+           "link set dev eth0 address 02:00:0a:4d:01:{n}",
+           "link set dev eth0 address 02:00:0a:4d:00:{n}"),
+    change("its link down", Container, "link set dev eth0 down", "link set dev eth0 up"),
+    change("the host's link down", Host, "link set dev {port} down", "link set dev {port} up"),
+    change("not at the bridge", Host,
+           "link set dev {port} nomaster", "link set dev {port} master br0"),
 ];
+
+const fn change(
+    name: &'static str,
+    place: Place,
+    change: &'static str,
+    back: &'static str,
+) -> Change {
+    Change { name, place, change, back }
+}
 
 /// The state of the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
