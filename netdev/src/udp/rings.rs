@@ -49,7 +49,8 @@ pub(super) fn try_reference(
     const PAGE: usize = 4096;
     let probe = || -> io::Result<bool> {
         let (socket, dest) = to_itself(iface, address, options)?;
-        let (pipe, mut pages) = (Pipe::new()?, Pages::new(PAGE)?);
+        let pipe = Pipe::new().map_err(|e| io::Error::other(format!("no pipe: {e}")))?;
+        let mut pages = Pages::new(PAGE)?;
         pages.fill(1);
         // Of one datagram the kernel would make the checksum before the second bytes.
         let segment = PAGE as u16 / 2;
@@ -61,7 +62,9 @@ pub(super) fn try_reference(
         })?;
         pages.fill(2);
         let mut first = [0];
-        wait_readable(&socket, TRIAL_MS)?;
+        if !wait_readable(&socket, TRIAL_MS)? {
+            return Err(io::Error::other("a message to oneself does not arrive"));
+        }
         rustix::net::recv(&socket, &mut first, RecvFlags::DONTWAIT)?;
         Ok(first == [2])
     };
