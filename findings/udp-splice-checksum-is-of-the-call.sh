@@ -1,10 +1,11 @@
 #!/bin/bash
-# Linux 6.18: which bytes of a page that was spliced into a UDP socket arrive depends on UDP_SEGMENT.
+# Linux 6.18: which bytes of a page that was spliced into a UDP socket arrive depends on
+# UDP_SEGMENT.
 #
-# An empty sendmsg(2) with MSG_MORE begins a message, and vmsplice(2) and splice(2) end it by a page,
+# An empty sendmsg(2) with MSG_MORE begins a message. vmsplice(2) and splice(2) end it by a page,
 # which the kernel takes by reference. If the page changes before the message is read:
 # - with UDP_SEGMENT the message arrives, and has the new bytes;
-# - without it, the kernel has made the checksum within the call, so on loopback, too, the message is
+# - without it, the kernel has made the checksum within the call, also on loopback: the message is
 #   dropped when it is read: poll(2) says that there is one, recv(2) finds none (EAGAIN), and
 #   Udp: InCsumErrors of /proc/net/snmp counts it.
 #
