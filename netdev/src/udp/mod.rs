@@ -417,7 +417,8 @@ impl Port for UdpPort {
         let met = self.meet_neighbours().err().map(|_| Duration::from_secs(1));
         let rings = match self.staging.is_empty() {
             true => self.staging.rings.maintain(),
-            false => None,
+            // Rings are looked at when they are done.
+            false => Some(Duration::from_secs(1)),
         };
         met.into_iter().chain(rings).min()
     }

@@ -8,6 +8,7 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::ptr::NonNull;
 
+use rustix::io::retry_on_intr;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use rustix::net::SendFlags;
 use rustix::pipe::{
@@ -17,8 +18,8 @@ use rustix::pipe::{
 use super::sys::Socket;
 use crate::kernel::inherited;
 
-/// Memory of its own mapping. A page that the kernel still holds when this is dropped is freed
-/// after that, and becomes nothing else before.
+/// Memory of its own mapping. The kernel may hold a page for longer than this lives, and then frees
+/// it: no other memory of the process is ever in its place.
 pub(super) struct Pages {
     mapping: NonNull<u8>,
     /// Bytes in front of those that are used.
@@ -42,10 +43,10 @@ impl Pages {
         let mapping = unsafe { mmap_anonymous(null, all, protection, MapFlags::PRIVATE) }?;
         let mapping = NonNull::new(mapping.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let pages = Self { mapping, skipped: mapping.align_offset(LARGE).min(LARGE), len };
-        // SAFETY: neither advice changes a byte of the mapping. A child of fork has no use for it;
-        // and kernels without large pages refuse the second.
+        // SAFETY: neither advice changes a byte of the mapping. A child of fork gets zeroes, and may
+        // unmap them; kernels without large pages refuse the second.
         unsafe {
-            madvise(mapping.as_ptr().cast(), all, Advice::LinuxDontFork)?;
+            madvise(mapping.as_ptr().cast(), all, Advice::LinuxWipeOnFork)?;
             let _ = madvise(mapping.as_ptr().cast(), all, Advice::LinuxHugepage);
         }
         Ok(pages)
@@ -77,7 +78,7 @@ impl Drop for Pages {
     }
 }
 
-/// A pipe by which pages go to a socket. It is empty between two calls.
+/// A pipe by which pages go to a socket. It is empty between two calls that succeed.
 pub(super) struct Pipe {
     read: OwnedFd,
     write: OwnedFd,
@@ -86,12 +87,12 @@ pub(super) struct Pipe {
 /// Room for the pages of a message that begins and ends within a page.
 const PIPE_BYTES: usize = 2 * 65_536;
 
-/// A message that was begun did not go by its pages.
+/// Why a message that was begun did not leave by its pages. The pipe may still have some.
 pub(super) enum NotSent {
-    /// The pipe did not take them. The message is still open.
-    Open,
-    /// The socket refused the message, which is gone, and the pipe still has pages.
-    Gone(io::Error),
+    /// Nothing was sent. The message is open, unless the error was the socket's.
+    Nothing(io::Error),
+    /// A part was.
+    Part,
 }
 
 impl Pipe {
@@ -115,16 +116,21 @@ impl Pipe {
         let taken = unsafe { vmsplice(&self.write, &vector, SpliceFlags::NONBLOCK) };
         match taken {
             Ok(taken) if taken == payload.len() => {}
-            Ok(0) | Err(_) => return Err(NotSent::Open),
-            Ok(_) => return Err(NotSent::Gone(io::ErrorKind::WriteZero.into())),
+            Ok(_) => return Err(NotSent::Nothing(io::ErrorKind::WriteZero.into())),
+            Err(e) => return Err(NotSent::Nothing(e.into())),
         }
-        let (len, flags) = (payload.len(), SpliceFlags::NONBLOCK);
-        match splice(&self.read, None, socket.as_fd(), None, len, flags) {
-            Ok(sent) if sent == len => Ok(()),
-            // A part of a message is none.
-            Ok(_) => Err(NotSent::Gone(io::ErrorKind::WriteZero.into())),
-            Err(e) => Err(NotSent::Gone(e.into())),
+        let mut left = payload.len();
+        while left > 0 {
+            let call =
+                || splice(&self.read, None, socket.as_fd(), None, left, SpliceFlags::NONBLOCK);
+            match retry_on_intr(call) {
+                Ok(0) => return Err(NotSent::Part),
+                Ok(sent) => left -= sent,
+                Err(e) if left == payload.len() => return Err(NotSent::Nothing(e.into())),
+                Err(_) => return Err(NotSent::Part),
+            }
         }
+        Ok(())
     }
 }
 

@@ -45,7 +45,7 @@ impl UdpPath {
 
     /// A run of its ring left.
     pub(super) fn bulk_run_left(&mut self) {
-        self.ring = self.ring.and_then(|(ring, runs)| Some((ring, runs.checked_sub(1)?)));
+        self.ring = self.ring.filter(|(_, runs)| *runs > 1).map(|(ring, runs)| (ring, runs - 1));
     }
 }
 

@@ -4,11 +4,12 @@
 //! whose lines are in its core's cache. A run in a ring is written once, by us, into pages that
 //! were used long ago.
 //!
-//! A place is written again when the ring has gone round. Less than that is in flight to a peer:
-//! its credit, which the receive buffer of 4 MiB bounds, and that of larger ones the windows of
-//! queue pairs. A datagram that is late by a whole round carries what was written over it. Its ICRC
-//! does not fit then, so it is lost. A ring serves one peer, and its memory is never another's, so
-//! those bytes were for that peer, too.
+//! Memory is written again when the ring has gone round. Less than a ring is in flight to a peer: its
+//! credit bounds that, by its receive buffer of 4 MiB; and if that is larger, the windows of queue
+//! pairs do. A datagram that is late by a whole round carries what was written over it. If that is a
+//! whole datagram of the same path, it is valid, and arrives early and twice, which reliable
+//! connections expect of a network. Otherwise its ICRC does not fit. A ring serves one address, and
+//! its memory is never another's, so no other peer sees these bytes.
 
 use std::io;
 use std::net::IpAddr;
@@ -22,15 +23,16 @@ use super::staging::RUN_BYTES_MAX;
 use super::sys::{Message, SendScratch, Socket, begin_message};
 use crate::kernel::descriptors::wait_readable;
 use crate::kernel::interface::Interface;
-use crate::tuning::udp::{RING_IDLE, RING_RUNS, TRIAL_MS};
+use crate::tuning::udp::{RING_IDLE, RING_RUNS, TRIAL_TENTHS};
 
-/// Bytes of the place of a run. It begins with a page, so a run has as few pages as possible.
+/// Bytes of the longest run, and of what is in front of it in its first page.
 const PLACE_BYTES: usize = 65_536;
-/// Where a run begins in its place: the payload behind BTH and RETH is at a multiple of 32 bytes
-/// then, in each packet of a WRITE, so a store of that length is within a line.
+/// A run begins here in a page, so that it has as few pages as possible. The payload behind BTH and
+/// RETH is then at a multiple of 32 bytes, in each packet of a WRITE: half of a line.
 const BEGIN: usize = 36;
 const _: () = assert!(BEGIN + RUN_BYTES_MAX <= PLACE_BYTES);
 const RING_BYTES: usize = RING_RUNS * PLACE_BYTES;
+const PAGE: usize = 4096;
 
 /// Tries whether the kernel takes pages by reference, by a message from `address` to itself, and
 /// whether `bytes` are enough for a ring.
@@ -46,23 +48,25 @@ pub(super) fn try_reference(
     if (bytes as usize) < RING_BYTES {
         return Err(format!("{bytes} bytes are no room for one peer"));
     }
-    const PAGE: usize = 4096;
+    // As many pages as a run can have, and of several datagrams: the kernel makes the checksum of a
+    // single one within the call, before its bytes change.
+    const SEGMENT: usize = 4112;
     let probe = || -> io::Result<bool> {
         let (socket, dest) = to_itself(iface, address, options)?;
         let pipe = Pipe::new().map_err(|e| io::Error::other(format!("no pipe: {e}")))?;
-        let mut pages = Pages::new(PAGE)?;
-        pages.fill(1);
-        // Of one datagram the kernel would make the checksum before the second bytes.
-        let segment = PAGE as u16 / 2;
-        let head = Message { payload: &[], dest: &dest, by: None, segment };
+        let mut pages = Pages::new(PLACE_BYTES)?;
+        let run = BEGIN..BEGIN + 15 * SEGMENT;
+        pages[run.clone()].fill(1);
+        let head = Message { payload: &[], dest: &dest, by: None, segment: SEGMENT as u16 };
         begin_message(&socket, &mut SendScratch::new(), head)?;
-        pipe.send(&socket, &pages).map_err(|e| match e {
-            NotSent::Open => io::Error::other("vmsplice(2) is refused"),
-            NotSent::Gone(e) => e,
+        pipe.send(&socket, &pages[run.clone()]).map_err(|e| match e {
+            NotSent::Nothing(e) => io::Error::other(format!("vmsplice(2) or splice(2): {e}")),
+            NotSent::Part => io::Error::other("splice(2) takes a part"),
         })?;
-        pages.fill(2);
+        pages[run].fill(2);
         let mut first = [0];
-        if !wait_readable(&socket, TRIAL_MS)? {
+        let arrives = (0..TRIAL_TENTHS).any(|_| wait_readable(&socket, 100).unwrap_or(false));
+        if !arrives {
             return Err(io::Error::other("a message to oneself does not arrive"));
         }
         rustix::net::recv(&socket, &mut first, RecvFlags::DONTWAIT)?;
@@ -87,8 +91,10 @@ struct Ring {
     peer: IpAddr,
     made: u64,
     pages: Pages,
-    /// The place of the next run.
-    next: usize,
+    /// The end of the last run.
+    end: usize,
+    /// A run was put in since the last look, and when that was.
+    in_use: bool,
     used: Instant,
 }
 
@@ -100,20 +106,23 @@ pub(super) struct Rings {
     /// Rings made so far.
     made: u64,
     pipe: Option<Pipe>,
-    /// Whether the kernel refused what it had taken before.
+    /// The kernel refused pages that it took when the port was opened.
     refused: bool,
+    /// Before this no ring is made: the last time there was no memory or descriptor.
+    not_before: Option<Instant>,
 }
 
 impl Rings {
     /// Rings of at most `bytes` together.
     pub(super) fn new(bytes: usize) -> Self {
         let most = bytes / RING_BYTES;
-        Self { rings: Vec::new(), most, made: 0, pipe: None, refused: false }
+        let (rings, pipe, not_before) = (Vec::new(), None, None);
+        Self { rings, most, made: 0, pipe, refused: false, not_before }
     }
 
     /// The ring of a peer to which runs leave, now. `None` if other peers have all.
     pub(super) fn of(&mut self, peer: IpAddr, now: Instant) -> Option<RingId> {
-        if self.refused {
+        if self.refused || self.not_before.is_some_and(|moment| now < moment) {
             return None;
         }
         let found = self.rings.iter().position(|r| r.as_ref().is_some_and(|r| r.peer == peer));
@@ -125,21 +134,24 @@ impl Rings {
             }
             None => return None,
         };
-        if self.rings[index].is_none() {
-            self.rings[index] = self.make(peer, now).ok();
+        if let Err(_no_room) = self.make(index, peer, now) {
+            self.not_before = Some(now + RING_IDLE);
         }
-        let ring = self.rings[index].as_mut()?;
-        ring.used = now;
+        let ring = self.rings[index].as_ref()?;
         Some(RingId { index, made: ring.made })
     }
 
-    fn make(&mut self, peer: IpAddr, now: Instant) -> io::Result<Ring> {
+    /// Makes the ring and the pipe, if they are not there.
+    fn make(&mut self, index: usize, peer: IpAddr, now: Instant) -> io::Result<()> {
         if self.pipe.is_none() {
             self.pipe = Some(Pipe::new()?);
         }
-        self.made += 1;
-        let pages = Pages::new(RING_BYTES)?;
-        Ok(Ring { peer, made: self.made, pages, next: 0, used: now })
+        if self.rings[index].is_none() {
+            self.made += 1;
+            let (made, pages) = (self.made, Pages::new(RING_BYTES)?);
+            self.rings[index] = Some(Ring { peer, made, pages, end: 0, in_use: false, used: now });
+        }
+        Ok(())
     }
 
     fn get(&self, id: RingId) -> Option<&Ring> {
@@ -156,22 +168,21 @@ impl Rings {
         self.rings.iter().flatten().count()
     }
 
-    /// Whether the ring is still there.
+    /// Whether the ring is still there, and a pipe for it.
     pub(super) fn has(&self, id: RingId) -> bool {
-        self.get(id).is_some()
+        self.pipe.is_some() && self.get(id).is_some()
     }
 
     /// Where the next run of the ring begins; `None` if the ring is gone.
     pub(super) fn next(&self, id: RingId) -> Option<usize> {
-        self.get(id).map(|ring| ring.next * PLACE_BYTES + BEGIN)
+        let page = self.get(id)?.end.next_multiple_of(PAGE);
+        Some(if page + PLACE_BYTES <= RING_BYTES { page + BEGIN } else { BEGIN })
     }
 
-    /// A run begins there.
-    pub(super) fn take(&mut self, id: RingId) -> usize {
+    /// The last run of the ring ends there.
+    pub(super) fn end_at(&mut self, id: RingId, end: usize) {
         let ring = self.get_mut(id);
-        let place = ring.next;
-        ring.next = (place + 1) % RING_RUNS;
-        place * PLACE_BYTES + BEGIN
+        (ring.end, ring.in_use) = (end, true);
     }
 
     pub(super) fn bytes(&self, id: RingId) -> &[u8] {
@@ -195,21 +206,26 @@ impl Rings {
             &self.rings[id.index].as_ref().map_or(&[][..], |ring| &ring.pages)[start..][..len];
         let sent = match &self.pipe {
             Some(pipe) => pipe.send(socket, run),
-            None => Err(NotSent::Open),
+            None => return end_message(socket, run).map(|()| false),
         };
-        match sent {
-            Ok(()) => Ok(true),
-            Err(NotSent::Open) => {
-                self.refused = true;
-                end_message(socket, run).map(|()| false)
-            }
-            Err(NotSent::Gone(e)) => {
-                // Another pipe has none of these pages. No message stays open, whatever happened.
-                self.pipe = Pipe::new().ok();
-                socket.set(libc::SOL_UDP, libc::UDP_CORK, 0)?;
-                Err(e)
-            }
-        }
+        let Err(why) = sent else { return Ok(true) };
+        // Another pipe has none of these pages.
+        self.pipe = Pipe::new().ok();
+        let error = match why {
+            NotSent::Part => io::Error::from_raw_os_error(libc::ENOBUFS),
+            NotSent::Nothing(error) => match end_message(socket, run) {
+                // It was open, so the pages were refused.
+                Ok(()) => {
+                    self.refused = true;
+                    return Ok(false);
+                }
+                Err(e) if e.raw_os_error() == Some(libc::EDESTADDRREQ) => error,
+                Err(e) => e,
+            },
+        };
+        // No message stays open.
+        socket.set(libc::SOL_UDP, libc::UDP_CORK, 0)?;
+        Err(error)
     }
 
     /// Frees the rings that were not used for some time. Returns when to do it again. Call this
@@ -219,6 +235,11 @@ impl Rings {
             return None;
         }
         let now = Instant::now();
+        for ring in self.rings.iter_mut().flatten() {
+            if std::mem::take(&mut ring.in_use) {
+                ring.used = now;
+            }
+        }
         let is_used = |ring: &Ring| now.duration_since(ring.used) < RING_IDLE;
         self.rings.iter_mut().for_each(|ring| *ring = ring.take().filter(is_used));
         if self.rings.iter().any(Option::is_some) {

@@ -159,6 +159,8 @@ pub(super) fn take_over(
 ) -> io::Result<()> {
     socket.drop_all_input()?;
     socket.empty();
+    // A process that was killed may have begun a message.
+    socket.set(libc::SOL_UDP, libc::UDP_CORK, 0)?;
     configure(socket, address.is_ipv6(), options, role)?;
     if role == Role::Receive { socket.take_input() } else { Ok(()) }
 }
@@ -166,6 +168,7 @@ pub(super) fn take_over(
 /// Makes the socket of slot 0 this process's, which is the leader now. Its waiting datagrams are
 /// for all.
 pub(super) fn inherit(socket: &Socket, address: IpAddr, options: Options) -> io::Result<()> {
+    socket.set(libc::SOL_UDP, libc::UDP_CORK, 0)?;
     configure(socket, address.is_ipv6(), options, Role::Receive)?;
     socket.take_input()
 }

@@ -163,13 +163,17 @@ impl Staging {
         if let Some(run) = self.runs.last_mut().filter(|_| joins) {
             run.segments += 1;
             run.len += u32::from(len);
+            if let Some(ring) = run.ring {
+                self.rings.end_at(ring, (run.start + run.len) as usize);
+            }
         } else {
             self.tail = self.tail.next_multiple_of(RUN_ALIGN);
-            let start = match ring {
-                Some(ring) => self.rings.take(ring) as u32,
-                None => self.tail as u32,
-            };
             let len32 = u32::from(len);
+            let start = ring.map_or(self.tail, |ring| {
+                let start = self.rings.next(ring).unwrap_or_default();
+                self.rings.end_at(ring, start + usize::from(len));
+                start
+            }) as u32;
             self.runs.push(Run {
                 path,
                 segment: len,
@@ -213,11 +217,6 @@ impl Staging {
             Some(ring) => self.rings.end_message(socket, ring, run.start as usize, run.bytes()),
             None => end_message(socket, self.payload(run)).map(|()| false),
         }
-    }
-
-    /// The waiting runs, oldest first, and the rings.
-    pub(super) fn waiting_and_rings(&mut self) -> (&[Run], &mut Rings) {
-        (&self.runs[self.head..], &mut self.rings)
     }
 
     /// Removes the oldest `count` runs.

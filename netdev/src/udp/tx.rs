@@ -5,11 +5,16 @@ use std::os::fd::AsFd as _;
 use std::time::Instant;
 
 use super::UdpPort;
-use super::staging::Run;
+use super::staging::{Run, Staging};
 use super::sys::{self, Message};
 use crate::kernel::descriptors::Interest;
 use crate::port::contract::{PathId, TxFailure};
 use crate::tuning::udp::BULK_RUNS;
+
+/// The transport service of a packet: the upper three bits of the BTH's opcode (IBTA, 9.2.1). Only
+/// reliable connections leave by reference: they put up with a datagram that comes twice.
+const SERVICE_SHIFT: u32 = 5;
+const RC: u8 = 0;
 
 impl UdpPort {
     /// Sends staged runs, oldest first, until none is left or the kernel takes no more.
@@ -70,17 +75,20 @@ impl UdpPort {
 
     /// Finds the paths whose next runs leave by reference: two long ones wait.
     fn note_bulk(&mut self) {
-        let (waiting, rings) = self.staging.waiting_and_rings();
-        let long = || waiting.iter().filter(|run| run.is_long());
-        if long().nth(1).is_none() {
+        let is_bulk = |staging: &Staging, run: &Run| {
+            run.is_long() && staging.payload(run).first().is_some_and(|b| b >> SERVICE_SHIFT == RC)
+        };
+        let staging = &self.staging;
+        if staging.waiting().iter().filter(|run| is_bulk(staging, run)).nth(1).is_none() {
             return;
         }
         let mut now = None;
-        for run in long() {
-            let entry = self.paths.entry_mut(run.path);
-            if entry.wants_ring(rings) {
+        for at in 0..self.staging.waiting().len() {
+            let run = self.staging.waiting()[at];
+            let (entry, staging) = (self.paths.entry_mut(run.path), &mut self.staging);
+            if is_bulk(staging, &run) && entry.wants_ring(&staging.rings) {
                 let now = *now.get_or_insert_with(Instant::now);
-                entry.ring = rings.of(entry.remote, now).map(|ring| (ring, BULK_RUNS));
+                entry.ring = staging.rings.of(entry.remote, now).map(|ring| (ring, BULK_RUNS));
             }
         }
     }

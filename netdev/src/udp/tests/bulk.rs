@@ -1,4 +1,4 @@
-//! What is sent in bulk leaves by reference, arrives as it was, and is copied where it must be.
+//! Bulk leaves by reference, arrives as it was, and is copied where it must be.
 
 use super::*;
 use crate::testing::testns::{forbid_call, needs};
@@ -13,7 +13,8 @@ fn send_runs(port: &mut UdpPort, path: PathId, runs: usize, first: &mut u64) -> 
     for _ in 0..runs * RUN {
         let slot = port.reserve(path, LEN).expect("room");
         slot.buf.fill(*first as u8);
-        slot.buf[..8].copy_from_slice(&first.to_ne_bytes());
+        // The opcode of a SEND of a reliable connection is in front.
+        slot.buf[..8].copy_from_slice(&first.to_be_bytes());
         port.commit();
         *first += 1;
     }
@@ -27,7 +28,7 @@ fn send_runs(port: &mut UdpPort, path: PathId, runs: usize, first: &mut u64) -> 
 fn receive_runs(port: &mut UdpPort, runs: usize, first: &mut u64) {
     for got in receive(port, runs * RUN) {
         assert_eq!(got.payload.len(), LEN);
-        assert_eq!(got.payload[..8], first.to_ne_bytes());
+        assert_eq!(got.payload[..8], first.to_be_bytes());
         assert!(got.payload[8..].iter().all(|byte| *byte == *first as u8), "datagram {first}");
         *first += 1;
     }
@@ -103,9 +104,8 @@ fn a_ring_that_is_not_used_is_freed_and_made_again() {
     }
 }
 
-/// Its ICRC does not fit then, so the peer drops it.
 #[test]
-fn what_is_late_by_a_whole_round_has_bytes_that_were_sent_to_the_same_peer_later() {
+fn a_datagram_that_is_late_by_a_whole_round_has_later_bytes_of_the_same_peer() {
     let (pair, mut tx, mut peers) = or_skip!(sender_and_peers(false, &PortConfig::default()));
     let paths = paths_to(&pair, &mut tx, &peers);
     let (mut sent, mut got) = ([0, 1 << 32], [0, 1 << 32]);
@@ -123,7 +123,7 @@ fn what_is_late_by_a_whole_round_has_bytes_that_were_sent_to_the_same_peer_later
     }
     for (at, peer) in peers.iter_mut().enumerate() {
         for datagram in receive(peer, round + late * RUN) {
-            let number = u64::from_ne_bytes(datagram.payload[..8].try_into().unwrap());
+            let number = u64::from_be_bytes(datagram.payload[..8].try_into().unwrap());
             let is_late = got[at] < sent[at] - round as u64;
             assert_eq!(number, got[at] + if is_late { round as u64 } else { 0 });
             got[at] += 1;
@@ -159,7 +159,7 @@ fn a_peer_for_which_no_memory_is_left_gets_copies() {
 }
 
 #[test]
-fn what_a_rule_refuses_is_reported_and_nothing_of_it_arrives_later() {
+fn a_run_that_a_rule_refuses_is_reported_and_nothing_of_it_arrives_later() {
     or_skip!(needs(&["nft"]));
     let (pair, mut tx, mut peers) = or_skip!(sender_and_peers(false, &PortConfig::default()));
     let paths = paths_to(&pair, &mut tx, &peers);
@@ -188,13 +188,19 @@ fn what_a_rule_refuses_is_reported_and_nothing_of_it_arrives_later() {
 
 #[test]
 fn where_a_call_is_forbidden_all_is_copied_and_the_port_says_why() {
-    for call in [libc::SYS_vmsplice, libc::SYS_splice, libc::SYS_pipe2] {
+    let calls = [
+        (libc::SYS_vmsplice, "vmsplice(2) or splice(2): Operation not permitted"),
+        (libc::SYS_splice, "vmsplice(2) or splice(2): Operation not permitted"),
+        (libc::SYS_pipe2, "no pipe: Operation not permitted"),
+    ];
+    for (call, reason) in calls {
         let (a, b) = (loopback(92), loopback(93));
         std::thread::scope(|scope| {
             let confined = scope.spawn(|| {
                 forbid_call(call);
                 let (mut tx, mut rx) = (open(a), open(b));
-                assert!(tx.capabilities().copies_because.is_some(), "{call}");
+                let why = tx.capabilities().copies_because.clone().unwrap();
+                assert!(why.starts_with(reason), "{why}");
                 let path = tx.add_path(&spec(a, b)).unwrap().id;
                 let (mut sent, mut got) = (0, 0);
                 for _ in 0..3 {
@@ -207,22 +213,114 @@ fn where_a_call_is_forbidden_all_is_copied_and_the_port_says_why() {
         });
     }
     // Forbidden while rings are in use: the message is ended by a copy, and so are all others.
-    let (a, b) = (loopback(94), loopback(95));
-    std::thread::scope(|scope| {
-        let confined = scope.spawn(|| {
-            let (mut tx, mut rx) = (open(a), open(b));
-            let path = tx.add_path(&spec(a, b)).unwrap().id;
-            let (mut sent, mut got) = (0, 0);
-            for round in 0..6 {
-                if round == 3 {
-                    assert!(tx.stats().tx_by_reference > 0);
-                    forbid_call(libc::SYS_vmsplice);
+    for call in [libc::SYS_vmsplice, libc::SYS_splice] {
+        let (a, b) = (loopback(94), loopback(95));
+        std::thread::scope(|scope| {
+            let confined = scope.spawn(|| {
+                let (mut tx, mut rx) = (open(a), open(b));
+                let path = tx.add_path(&spec(a, b)).unwrap().id;
+                let (mut sent, mut got) = (0, 0);
+                for round in 0..6 {
+                    if round == 3 {
+                        assert!(tx.stats().tx_by_reference > 0);
+                        forbid_call(call);
+                    }
+                    assert!(send_runs(&mut tx, path, 2, &mut sent).is_empty());
+                    receive_runs(&mut rx, 2, &mut got);
                 }
-                assert!(send_runs(&mut tx, path, 2, &mut sent).is_empty());
-                receive_runs(&mut rx, 2, &mut got);
-            }
-            assert_eq!(tx.stats().tx_by_reference as usize, 2 * 2 * RUN);
+                assert_eq!(tx.stats().tx_by_reference as usize, 2 * 2 * RUN);
+                assert_eq!(rx.receive(64, |_| panic!("nothing else was sent")).unwrap(), 0);
+            });
+            confined.join().unwrap();
         });
-        confined.join().unwrap();
-    });
+    }
+}
+
+#[test]
+fn short_runs_take_no_more_of_a_ring_than_their_pages() {
+    let (pair, mut tx, mut peers) = or_skip!(sender_and_peers(false, &PortConfig::default()));
+    let paths = paths_to(&pair, &mut tx, &peers);
+    let (mut sent, mut got) = (0, 0);
+    for _ in 0..2 {
+        assert!(send_runs(&mut tx, paths[0], 2, &mut sent).is_empty());
+        receive_runs(&mut peers[0], 2, &mut got);
+    }
+    // More of them than a ring has places for long ones, while two long ones wait at the peer.
+    assert!(send_runs(&mut tx, paths[0], 2, &mut sent).is_empty());
+    for _ in 0..2 * RING_RUNS {
+        send(&mut tx, paths[0], &[24]);
+    }
+    for (at, datagram) in receive(&mut peers[0], 2 * RUN + 2 * RING_RUNS).iter().enumerate() {
+        if at < 2 * RUN {
+            assert_eq!(datagram.payload[..8], (got + at as u64).to_be_bytes());
+        } else {
+            assert_eq!(datagram.payload, [0; 24]);
+        }
+    }
+}
+
+#[test]
+fn datagrams_of_other_services_are_copied() {
+    let (a, b) = (loopback(96), loopback(97));
+    let (mut tx, mut rx) = (open(a), open(b));
+    let path = tx.add_path(&spec(a, b)).unwrap().id;
+    // UC, RD, UD.
+    for service in [1_u64, 2, 3] {
+        let mut sent = service << 61;
+        let mut got = sent;
+        for _ in 0..3 {
+            assert!(send_runs(&mut tx, path, 2, &mut sent).is_empty());
+            receive_runs(&mut rx, 2, &mut got);
+        }
+    }
+    assert_eq!(tx.stats().tx_by_reference, 0);
+}
+
+#[test]
+fn runs_that_find_the_socket_full_wait_and_leave_later() {
+    or_skip!(needs(&["tc"]));
+    let config =
+        PortConfig { tx_buffer_bytes: 1 << 16, force_buffers: false, ..PortConfig::default() };
+    let (pair, mut tx, mut peers) = or_skip!(sender_and_peers(false, &config));
+    let paths = paths_to(&pair, &mut tx, &peers);
+    pair.a.sh("tc qdisc add dev v0 root tbf rate 200mbit burst 70kb limit 20mb");
+    let (mut sent, mut got, mut blocked) = (0_u64, 0, false);
+    for _ in 0..20 {
+        for _ in 0..5 * RUN {
+            let slot = tx.reserve(paths[0], LEN).expect("room");
+            slot.buf.fill(sent as u8);
+            slot.buf[..8].copy_from_slice(&sent.to_be_bytes());
+            tx.commit();
+            sent += 1;
+        }
+        tx.flush(|failure| panic!("{failure:?}"));
+        while tx.wants_write() {
+            blocked = true;
+            assert!(descriptors::wait_readable(tx.wait_fd(), 5000).unwrap(), "it drains");
+            tx.flush(|failure| panic!("{failure:?}"));
+        }
+        receive_runs(&mut peers[0], 5, &mut got);
+    }
+    assert!(blocked && tx.stats().tx_blocked > 0);
+    assert!(tx.stats().tx_by_reference > 0);
+}
+
+#[test]
+fn a_message_that_a_killed_process_began_is_not_gone_on_with() {
+    let [a, b, c] = [98, 99, 100].map(loopback);
+    let (mut rx, other) = (open(b), open(c));
+    let config = PortConfig::default();
+    let mut own =
+        sockets::open_own(&lo(), a, Options::new(&config, None), Role::Receive, Shards::ONE)
+            .unwrap();
+    let socket = own.remove(0);
+    let to = |peer| sockets::destination(&lo(), &spec(a, peer), 64);
+    let (to_b, to_c) = (to(b), to(c));
+    let message = |dest, payload| sys::Message { payload, dest, by: None, segment: 0 };
+    let mut scratch = SendScratch::new();
+    sys::begin_message(&socket, &mut scratch, message(&to_c, &[1; 100][..])).unwrap();
+    sockets::take_over(&socket, a, Options::new(&config, None), Role::Receive).unwrap();
+    sys::send(&socket, &mut scratch, std::iter::once(message(&to_b, &[2; 50][..]))).unwrap();
+    assert_eq!(receive(&mut rx, 1)[0].payload, [2; 50]);
+    drop(other);
 }
