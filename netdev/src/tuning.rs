@@ -27,14 +27,15 @@ pub(crate) mod udp {
     /// Bytes of a run that leaves by reference, at least: it costs three system calls. More: fewer
     /// runs leave so.
     pub(crate) const LONG_RUN: usize = 32 * 1024;
-    /// The longest runs that the ring of a peer holds: 4 MiB. More than are in flight to a peer. More: more
-    /// memory. Less: colder lines of the receiver's core, and at last datagrams that are lost.
+    /// The longest runs that the ring of a peer holds: 4 MiB. More than are in flight to a peer.
+    /// More: more memory. Less: colder lines of the receiver's core, and at last datagrams that are
+    /// lost.
     pub(crate) const RING_RUNS: usize = 64;
-    /// Long runs that a path sends by reference after a flush that had two, of any paths. More: a message that
-    /// is alone leaves by reference, which takes longer.
+    /// Long runs that a path sends by reference after a flush that had two, of any paths. More: a
+    /// message that is alone leaves by reference, which takes longer.
     pub(crate) const BULK_RUNS: u16 = 64;
-    /// How long to wait for a message to oneself, in tenths of a second. Less: on a busy machine the
-    /// port does without rings.
+    /// How long to wait for a message to oneself, in tenths of a second. Less: on a busy machine
+    /// the port does without rings.
     pub(crate) const TRIAL_TENTHS: u32 = 20;
     /// How long a ring that is not used keeps its memory. More: for longer. Less: pages are touched
     /// for the first time more often.

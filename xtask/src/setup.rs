@@ -15,6 +15,8 @@ pub(crate) const TESTS: &[&str] = &[
     "iproute2", "nftables", "ethtool", "iptables", "iperf3", "python3-scapy",
     // Programs for libibverbs, and rdma-core's test-suite for it.
     "ibverbs-utils", "perftest", "rdma-core", "python3-pyverbs", "rdmacm-utils", "librdmacm-dev",
+    // Programs that read the files of devices.
+    "infiniband-diags", "hwloc-nox",
     // Containers.
     "podman", "containernetworking-plugins", "slirp4netns",
     // Programs for UCX and MPI.

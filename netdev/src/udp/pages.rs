@@ -43,8 +43,8 @@ impl Pages {
         let mapping = unsafe { mmap_anonymous(null, all, protection, MapFlags::PRIVATE) }?;
         let mapping = NonNull::new(mapping.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let pages = Self { mapping, skipped: mapping.align_offset(LARGE).min(LARGE), len };
-        // SAFETY: neither advice changes a byte of the mapping. A child of fork gets zeroes, and may
-        // unmap them; kernels without large pages refuse the second.
+        // SAFETY: neither advice changes a byte of the mapping. A child of fork gets zeroes, and
+        // may unmap them; kernels without large pages refuse the second.
         unsafe {
             madvise(mapping.as_ptr().cast(), all, Advice::LinuxWipeOnFork)?;
             let _ = madvise(mapping.as_ptr().cast(), all, Advice::LinuxHugepage);

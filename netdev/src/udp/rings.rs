@@ -4,12 +4,12 @@
 //! whose lines are in its core's cache. A run in a ring is written once, by us, into pages that
 //! were used long ago.
 //!
-//! Memory is written again when the ring has gone round. Less than a ring is in flight to a peer: its
-//! credit bounds that, by its receive buffer of 4 MiB; and if that is larger, the windows of queue
-//! pairs do. A datagram that is late by a whole round carries what was written over it. If that is a
-//! whole datagram of the same path, it is valid, and arrives early and twice, which reliable
-//! connections expect of a network. Otherwise its ICRC does not fit. A ring serves one address, and
-//! its memory is never another's, so no other peer sees these bytes.
+//! Memory is written again when the ring has gone round. Less than a ring is in flight to a peer:
+//! its credit bounds that, by its receive buffer of 4 MiB; and if that is larger, the windows of
+//! queue pairs do. A datagram that is late by a whole round carries what was written over it. If
+//! that is a whole datagram of the same path, it is valid, and arrives early and twice, which
+//! reliable connections expect of a network. Otherwise its ICRC does not fit. A ring serves one
+//! address, and its memory is never another's, so no other peer sees these bytes.
 
 use std::io;
 use std::net::IpAddr;
