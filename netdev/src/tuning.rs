@@ -33,7 +33,7 @@ pub(crate) mod udp {
     pub(crate) const RING_RUNS: usize = 64;
     /// Long runs that a path sends by reference after a flush that had two, of any paths. More: a
     /// message that is alone leaves by reference, which takes longer.
-    pub(crate) const BULK_RUNS: u16 = 64;
+    pub(crate) const BULK_RUNS: u8 = 64;
     /// How long to wait for a message to oneself, in tenths of a second. Less: on a busy machine
     /// the port does without rings.
     pub(crate) const TRIAL_TENTHS: u32 = 20;

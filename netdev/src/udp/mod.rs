@@ -416,7 +416,13 @@ impl Port for UdpPort {
         }
         let met = self.meet_neighbours().err().map(|_| Duration::from_secs(1));
         let rings = match self.staging.is_empty() {
-            true => self.staging.rings.maintain(),
+            true => {
+                let (freed, again) = self.staging.rings.maintain();
+                if freed {
+                    self.paths.forget_rings();
+                }
+                again
+            }
             // Rings are looked at when they are done.
             false => Some(Duration::from_secs(1)),
         };

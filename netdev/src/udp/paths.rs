@@ -22,9 +22,8 @@ pub(super) struct UdpPath {
     pub(super) v6: bool,
     /// The most datagrams per message; 1 once the kernel refused to segment here.
     pub(super) segments_max: u16,
-    pub(super) remote: IpAddr,
     /// The ring that the next runs are in, and how many.
-    pub(super) ring: Option<(RingId, u16)>,
+    pub(super) ring: Option<(RingId, u8)>,
     /// Whether each datagram names the port's interface, because the socket is not bound to it.
     names_interface: bool,
     /// Whether its peer is an address of this machine.
@@ -139,7 +138,6 @@ impl Paths {
             socket,
             v6,
             segments_max: self.segments_max,
-            remote: spec.remote,
             ring: None,
             names_interface,
             loops: leaving == Leaving::Looped,
@@ -251,6 +249,11 @@ impl Paths {
         self.retired.push(path);
         let loops = entry.loops;
         self.senders[entry.socket].as_ref().map(|sender| (sender.local, loops))
+    }
+
+    /// Takes the rings from all paths.
+    pub(super) fn forget_rings(&mut self) {
+        self.entries.iter_mut().for_each(|entry| entry.ring = None);
     }
 
     /// Whether a path is to one of the port's own addresses.

@@ -13,6 +13,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::num::NonZeroU8;
 use std::time::{Duration, Instant};
 
 use rustix::net::RecvFlags;
@@ -79,17 +80,19 @@ pub(super) fn try_reference(
     }
 }
 
-/// A ring, as long as it is the same peer's.
+/// A ring. When rings are freed, no path has one any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct RingId {
-    index: usize,
-    made: u64,
+pub(super) struct RingId(NonZeroU8);
+
+impl RingId {
+    fn index(self) -> usize {
+        usize::from(self.0.get()) - 1
+    }
 }
 
 /// The memory of one peer.
 struct Ring {
     peer: IpAddr,
-    made: u64,
     pages: Pages,
     /// The end of the last run.
     end: usize,
@@ -103,8 +106,6 @@ pub(super) struct Rings {
     rings: Vec<Option<Ring>>,
     /// The most rings.
     most: usize,
-    /// Rings made so far.
-    made: u64,
     pipe: Option<Pipe>,
     /// The kernel refused pages that it took when the port was opened.
     refused: bool,
@@ -115,9 +116,9 @@ pub(super) struct Rings {
 impl Rings {
     /// Rings of at most `bytes` together.
     pub(super) fn new(bytes: usize) -> Self {
-        let most = bytes / RING_BYTES;
+        let most = (bytes / RING_BYTES).min(usize::from(u8::MAX) - 1);
         let (rings, pipe, not_before) = (Vec::new(), None, None);
-        Self { rings, most, made: 0, pipe, refused: false, not_before }
+        Self { rings, most, pipe, refused: false, not_before }
     }
 
     /// The ring of a peer to which runs leave, now. `None` if other peers have all.
@@ -137,8 +138,8 @@ impl Rings {
         if let Err(_no_room) = self.make(index, peer, now) {
             self.not_before = Some(now + RING_IDLE);
         }
-        let ring = self.rings[index].as_ref()?;
-        Some(RingId { index, made: ring.made })
+        self.rings[index].as_ref()?;
+        NonZeroU8::new(index as u8 + 1).map(RingId)
     }
 
     /// Makes the ring and the pipe, if they are not there.
@@ -147,19 +148,18 @@ impl Rings {
             self.pipe = Some(Pipe::new()?);
         }
         if self.rings[index].is_none() {
-            self.made += 1;
-            let (made, pages) = (self.made, Pages::new(RING_BYTES)?);
-            self.rings[index] = Some(Ring { peer, made, pages, end: 0, in_use: false, used: now });
+            let pages = Pages::new(RING_BYTES)?;
+            self.rings[index] = Some(Ring { peer, pages, end: 0, in_use: false, used: now });
         }
         Ok(())
     }
 
     fn get(&self, id: RingId) -> Option<&Ring> {
-        self.rings.get(id.index)?.as_ref().filter(|ring| ring.made == id.made)
+        self.rings.get(id.index())?.as_ref()
     }
 
     fn get_mut(&mut self, id: RingId) -> &mut Ring {
-        self.rings[id.index].as_mut().expect("kept while a run waits in it")
+        self.rings[id.index()].as_mut().expect("kept while a run waits in it")
     }
 
     /// The number of rings.
@@ -203,7 +203,7 @@ impl Rings {
         len: usize,
     ) -> io::Result<bool> {
         let run =
-            &self.rings[id.index].as_ref().map_or(&[][..], |ring| &ring.pages)[start..][..len];
+            &self.rings[id.index()].as_ref().map_or(&[][..], |ring| &ring.pages)[start..][..len];
         let sent = match &self.pipe {
             Some(pipe) => pipe.send(socket, run),
             None => return end_message(socket, run).map(|()| false),
@@ -228,24 +228,26 @@ impl Rings {
         Err(error)
     }
 
-    /// Frees the rings that were not used for some time. Returns when to do it again. Call this
-    /// when no run waits.
-    pub(super) fn maintain(&mut self) -> Option<Duration> {
+    /// Frees the rings that were not used for some time. Call this when no run waits. Returns
+    /// whether it freed any, and when to do it again.
+    pub(super) fn maintain(&mut self) -> (bool, Option<Duration>) {
         if self.rings.is_empty() {
-            return None;
+            return (false, None);
         }
-        let now = Instant::now();
-        for ring in self.rings.iter_mut().flatten() {
+        let (now, before) = (Instant::now(), self.rings.iter().flatten().count());
+        for place in &mut self.rings {
+            let Some(ring) = place else { continue };
             if std::mem::take(&mut ring.in_use) {
                 ring.used = now;
             }
+            if now.duration_since(ring.used) >= RING_IDLE {
+                *place = None;
+            }
         }
-        let is_used = |ring: &Ring| now.duration_since(ring.used) < RING_IDLE;
-        self.rings.iter_mut().for_each(|ring| *ring = ring.take().filter(is_used));
-        if self.rings.iter().any(Option::is_some) {
-            return Some(RING_IDLE);
+        let left = self.rings.iter().flatten().count();
+        if left == 0 {
+            (self.rings, self.pipe) = (Vec::new(), None);
         }
-        (self.rings, self.pipe) = (Vec::new(), None);
-        None
+        (left < before, (left > 0).then_some(RING_IDLE))
     }
 }

@@ -97,7 +97,7 @@ impl SockAddr {
     }
 
     /// Address and port.
-    fn decode(&self) -> (IpAddr, u16) {
+    pub(super) fn decode(&self) -> (IpAddr, u16) {
         // SAFETY: every byte of the union is defined, and all bit patterns are values of both
         // members.
         unsafe {

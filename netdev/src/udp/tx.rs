@@ -88,7 +88,8 @@ impl UdpPort {
             let (entry, staging) = (self.paths.entry_mut(run.path), &mut self.staging);
             if is_bulk(staging, &run) && entry.wants_ring(&staging.rings) {
                 let now = *now.get_or_insert_with(Instant::now);
-                entry.ring = staging.rings.of(entry.remote, now).map(|ring| (ring, BULK_RUNS));
+                let (peer, _) = entry.dest.name.decode();
+                entry.ring = staging.rings.of(peer, now).map(|ring| (ring, BULK_RUNS));
             }
         }
     }

@@ -102,6 +102,14 @@ fn a_ring_that_is_not_used_is_freed_and_made_again() {
         // The kernel still has the pages of what has not arrived.
         receive_runs(&mut peers[0], 2, &mut got);
     }
+    // The memory is another peer's now, so a run to the first is no longer in it.
+    let (mut other, before) = (1 << 32, tx.stats().tx_by_reference);
+    for _ in 0..3 {
+        assert!(send_runs(&mut tx, paths[1], 2, &mut other).is_empty());
+    }
+    assert!(send_runs(&mut tx, paths[0], 1, &mut sent).is_empty());
+    receive_runs(&mut peers[0], 1, &mut got);
+    assert_eq!((tx.stats().tx_by_reference - before) as usize, 2 * 2 * RUN);
 }
 
 #[test]
