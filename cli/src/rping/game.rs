@@ -187,8 +187,15 @@ impl RpingGame {
             let back = text.iter().position(|byte| *byte == 0).map_or(len, |at| at + 1);
             let write = SendOp::Write { remote: advert.address, rkey: advert.rkey, imm: None };
             self.rdma(write, self.parts.texts.sge(0, back.min(advert.len as usize)))?;
-            self.send()?;
+            // The client's request to disconnect may overtake its acknowledgement of the last SEND.
+            match self.send() {
+                Err(_) if self.gone => {}
+                sent => sent?,
+            }
             self.rounds += 1;
+            if self.gone {
+                break;
+            }
         }
         Ok(())
     }
