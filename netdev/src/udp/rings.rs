@@ -6,7 +6,7 @@
 //!
 //! Memory is written again when the ring has gone round. Less than a ring is in flight to a peer:
 //! its credit bounds that, by its receive buffer of 4 MiB; and if that is larger, the windows of
-//! queue pairs do. A datagram that is late by a whole round carries what was written over it. If
+//! queue pairs do. A datagram that is late by a whole round carries the bytes of later ones. If
 //! that is a whole datagram of the same path, it is valid, and arrives early and twice, which
 //! reliable connections expect of a network. Otherwise its ICRC does not fit. A ring serves one
 //! address, and its memory is never another's, so no other peer sees these bytes.
@@ -26,7 +26,7 @@ use crate::kernel::descriptors::wait_readable;
 use crate::kernel::interface::Interface;
 use crate::tuning::udp::{RING_IDLE, RING_RUNS, TRIAL_TENTHS};
 
-/// Bytes of the longest run, and of what is in front of it in its first page.
+/// Bytes of the longest run, and of the gap before it in its first page.
 const PLACE_BYTES: usize = 65_536;
 /// A run begins here in a page, so that it has as few pages as possible. The payload behind BTH and
 /// RETH is then at a multiple of 32 bytes, in each packet of a WRITE: half of a line.

@@ -77,6 +77,8 @@ struct Reserved {
     len: u16,
     joins: bool,
     ring: Option<RingId>,
+    /// Offset of its bytes, in the arena or in the ring.
+    at: usize,
 }
 
 /// The arena and its runs.
@@ -129,7 +131,7 @@ impl Staging {
                 }
             }
         };
-        self.reserved = Some(Reserved { path, len: len as u16, joins: index > 0, ring });
+        self.reserved = Some(Reserved { path, len: len as u16, joins: index > 0, ring, at });
         let bytes = match ring {
             Some(ring) => self.rings.bytes_mut(ring),
             None => &mut self.arena,
@@ -156,34 +158,28 @@ impl Staging {
 
     /// Accepts the last reservation.
     pub(super) fn commit(&mut self) {
-        let Some(Reserved { path, len, joins, ring }) = self.reserved.take() else {
+        let Some(Reserved { path, len, joins, ring, at }) = self.reserved.take() else {
             debug_assert!(false, "commit without reserve");
             return;
         };
         if let Some(run) = self.runs.last_mut().filter(|_| joins) {
             run.segments += 1;
             run.len += u32::from(len);
-            if let Some(ring) = run.ring {
-                self.rings.end_at(ring, (run.start + run.len) as usize);
-            }
         } else {
             self.tail = self.tail.next_multiple_of(RUN_ALIGN);
-            let len32 = u32::from(len);
-            let start = ring.map_or(self.tail, |ring| {
-                let start = self.rings.next(ring).unwrap_or_default();
-                self.rings.end_at(ring, start + usize::from(len));
-                start
-            }) as u32;
             self.runs.push(Run {
                 path,
                 segment: len,
                 segments: 1,
-                start,
-                len: len32,
+                start: at as u32,
+                len: u32::from(len),
                 ring,
                 refused: None,
             });
             self.open = true;
+        }
+        if let Some(ring) = ring {
+            self.rings.end_at(ring, at + usize::from(len));
         }
         self.tail += usize::from(len);
     }

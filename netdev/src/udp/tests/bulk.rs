@@ -34,6 +34,20 @@ fn receive_runs(port: &mut UdpPort, runs: usize, first: &mut u64) {
     }
 }
 
+/// Sends two long runs at once and receives them, `times` times.
+fn exchange(
+    tx: &mut UdpPort,
+    path: PathId,
+    rx: &mut UdpPort,
+    times: usize,
+    (sent, got): (&mut u64, &mut u64),
+) {
+    for _ in 0..times {
+        assert!(send_runs(tx, path, 2, sent).is_empty());
+        receive_runs(rx, 2, got);
+    }
+}
+
 /// A port, and two peers at the other end of its link.
 fn sender_and_peers(v6: bool, config: &PortConfig) -> io::Result<(Pair, UdpPort, Vec<UdpPort>)> {
     let pair = Pair::new()?;
@@ -88,10 +102,7 @@ fn a_ring_that_is_not_used_is_freed_and_made_again() {
     let (mut sent, mut got) = (0, 0);
     for _ in 0..2 {
         let before = tx.stats().tx_by_reference;
-        for _ in 0..3 {
-            assert!(send_runs(&mut tx, paths[0], 2, &mut sent).is_empty());
-            receive_runs(&mut peers[0], 2, &mut got);
-        }
+        exchange(&mut tx, paths[0], &mut peers[0], 3, (&mut sent, &mut got));
         assert!(tx.stats().tx_by_reference > before);
         assert_eq!(tx.staging.rings.count(), 1);
         assert!(send_runs(&mut tx, paths[0], 2, &mut sent).is_empty());
@@ -99,7 +110,7 @@ fn a_ring_that_is_not_used_is_freed_and_made_again() {
             std::thread::sleep(pause);
         }
         assert_eq!(tx.staging.rings.count(), 0, "and nothing is to be done any more");
-        // The kernel still has the pages of what has not arrived.
+        // The kernel still has the pages of runs that have not arrived.
         receive_runs(&mut peers[0], 2, &mut got);
     }
     // The memory is another peer's now, so a run to the first is no longer in it.
@@ -150,10 +161,7 @@ fn a_peer_for_which_no_memory_is_left_gets_copies() {
     let (mut sent, mut got) = ([0; 2], [0; 2]);
     let mut counts = Vec::new();
     for at in [0, 1] {
-        for _ in 0..3 {
-            assert!(send_runs(&mut tx, paths[at], 2, &mut sent[at]).is_empty());
-            receive_runs(&mut peers[at], 2, &mut got[at]);
-        }
+        exchange(&mut tx, paths[at], &mut peers[at], 3, (&mut sent[at], &mut got[at]));
         counts.push(tx.stats().tx_by_reference as usize);
     }
     assert_eq!(counts, [2 * 2 * RUN, 2 * 2 * RUN]);
@@ -172,10 +180,7 @@ fn a_run_that_a_rule_refuses_is_reported_and_nothing_of_it_arrives_later() {
     let (pair, mut tx, mut peers) = or_skip!(sender_and_peers(false, &PortConfig::default()));
     let paths = paths_to(&pair, &mut tx, &peers);
     let (mut sent, mut got) = (0, 0);
-    for _ in 0..2 {
-        assert!(send_runs(&mut tx, paths[0], 2, &mut sent).is_empty());
-        receive_runs(&mut peers[0], 2, &mut got);
-    }
+    exchange(&mut tx, paths[0], &mut peers[0], 2, (&mut sent, &mut got));
     let before = tx.stats().tx_by_reference;
     assert!(before > 0);
     pair.a.sh("nft 'add table ip t; add chain ip t c { type filter hook output priority 0; }
@@ -186,10 +191,7 @@ fn a_run_that_a_rule_refuses_is_reported_and_nothing_of_it_arrives_later() {
     assert_eq!(tx.stats().tx_by_reference, before);
     pair.a.sh("nft delete table ip t");
     got = sent;
-    for _ in 0..2 {
-        assert!(send_runs(&mut tx, paths[0], 2, &mut sent).is_empty());
-        receive_runs(&mut peers[0], 2, &mut got);
-    }
+    exchange(&mut tx, paths[0], &mut peers[0], 2, (&mut sent, &mut got));
     assert!(tx.stats().tx_by_reference > before, "by another pipe");
     assert_eq!(peers[0].receive(64, |_| panic!("nothing else was sent")).unwrap(), 0);
 }
@@ -211,10 +213,7 @@ fn where_a_call_is_forbidden_all_is_copied_and_the_port_says_why() {
                 assert!(why.starts_with(reason), "{why}");
                 let path = tx.add_path(&spec(a, b)).unwrap().id;
                 let (mut sent, mut got) = (0, 0);
-                for _ in 0..3 {
-                    assert!(send_runs(&mut tx, path, 2, &mut sent).is_empty());
-                    receive_runs(&mut rx, 2, &mut got);
-                }
+                exchange(&mut tx, path, &mut rx, 3, (&mut sent, &mut got));
                 assert_eq!(tx.stats().tx_by_reference, 0);
             });
             confined.join().unwrap();
@@ -249,10 +248,7 @@ fn short_runs_take_no_more_of_a_ring_than_their_pages() {
     let (pair, mut tx, mut peers) = or_skip!(sender_and_peers(false, &PortConfig::default()));
     let paths = paths_to(&pair, &mut tx, &peers);
     let (mut sent, mut got) = (0, 0);
-    for _ in 0..2 {
-        assert!(send_runs(&mut tx, paths[0], 2, &mut sent).is_empty());
-        receive_runs(&mut peers[0], 2, &mut got);
-    }
+    exchange(&mut tx, paths[0], &mut peers[0], 2, (&mut sent, &mut got));
     // More of them than a ring has places for long ones, while two long ones wait at the peer.
     assert!(send_runs(&mut tx, paths[0], 2, &mut sent).is_empty());
     for _ in 0..2 * RING_RUNS {
@@ -276,10 +272,7 @@ fn datagrams_of_other_services_are_copied() {
     for service in [1_u64, 2, 3] {
         let mut sent = service << 61;
         let mut got = sent;
-        for _ in 0..3 {
-            assert!(send_runs(&mut tx, path, 2, &mut sent).is_empty());
-            receive_runs(&mut rx, 2, &mut got);
-        }
+        exchange(&mut tx, path, &mut rx, 3, (&mut sent, &mut got));
     }
     assert_eq!(tx.stats().tx_by_reference, 0);
 }
