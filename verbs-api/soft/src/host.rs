@@ -32,7 +32,7 @@ pub struct Host {
     pub(crate) woken: Woken,
     summing: Summing,
     /// When it was last made sure that a page that is gone ends no process, and when packets came
-    /// last.
+    /// or left last.
     watched_at: Time,
     active_at: Time,
 }
@@ -61,7 +61,7 @@ impl Host {
         }
     }
 
-    /// Packets came.
+    /// Packets came or left.
     #[inline]
     pub(super) fn after_packets(&mut self, now: Time) {
         self.active_at = now;

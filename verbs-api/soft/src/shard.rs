@@ -217,6 +217,7 @@ impl Shard {
                     self.engine.left_late(now, left);
                 }
                 now = left;
+                self.host.after_packets(now);
             }
             match sent.stop {
                 // The flush made room, perhaps only by packets that waited before: no other look is

@@ -195,8 +195,9 @@ pub(crate) mod memory {
     /// Bytes of a packet after which the next is prefetched. Less: whole messages are, in vain. Not
     /// measured by itself.
     pub(crate) const PREFETCH_MIN: usize = 1024;
-    /// Nanoseconds without a packet after which the handler of page faults is looked at again: the
-    /// program may have set its own. Less: more system calls. Not measured.
+    /// Nanoseconds without a packet, either way, after which the handler of page faults is looked at
+    /// again: the program may have set its own. Less: more system calls. A sender whose own packets
+    /// did not count sent 64 B in lists 3 % more slowly.
     pub(crate) const PAUSE: u64 = 20_000;
     /// Nanoseconds after which it is looked at in any case. More: a handler of the program's that
     /// replaces ours goes unnoticed for longer. Not measured.
