@@ -51,7 +51,7 @@ impl Host {
         }
     }
 
-    /// Packets are about to be read or made.
+    /// A packet is about to be placed, or packets to be made.
     #[inline]
     pub(super) fn before_packets(&mut self, now: Time) {
         let since = now.since(self.watched_at);

@@ -197,6 +197,7 @@ impl Others {
         for (from, datagram) in self.letters.datagrams() {
             own.take(engine, host);
             let before = accepted(engine);
+            host.before_packets(now);
             engine.handle_datagram(now, &datagram, host);
             // Tells the receiving shard, which can then leave its port alone for a moment and wake
             // no thread meanwhile.

@@ -140,7 +140,6 @@ impl Shard {
         let mut now = self.now();
         self.drivers.drive(now, hold);
         let mut drained = true;
-        self.host.before_packets(now);
         for round in 0..ROUNDS {
             if round > 0 {
                 now = self.now();
@@ -256,6 +255,7 @@ impl Shard {
                 // A receive posted before the peer sent is there for that message, whichever thread
                 // drives.
                 router.staging.take(engine, host);
+                host.before_packets(now);
                 engine.handle_datagram(now, &datagram, host);
             }
         });

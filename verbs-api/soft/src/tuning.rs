@@ -196,9 +196,10 @@ pub(crate) mod memory {
     /// measured by itself.
     pub(crate) const PREFETCH_MIN: usize = 1024;
     /// Nanoseconds without a packet, either way, after which the handler of page faults is looked at
-    /// again: the program may have set its own. Less: more system calls. A sender whose own packets
-    /// did not count sent 64 B in lists 3 % more slowly.
-    pub(crate) const PAUSE: u64 = 20_000;
+    /// before the next: the program may have set its own. Less: more system calls, also in an
+    /// exchange of 64 KiB. A sender whose own packets did not count sent 64 B in lists 3 % more
+    /// slowly.
+    pub(crate) const PAUSE: u64 = 50_000;
     /// Nanoseconds after which it is looked at in any case. More: a handler of the program's that
     /// replaces ours goes unnoticed for longer. Not measured.
     pub(crate) const WATCHED_MAX: u64 = 1_000_000;
