@@ -94,10 +94,10 @@ impl Compared {
             "bar": self.row.bar, "ok": self.holds()})
     }
 
-    /// A row of a table: minimum, median and maximum of each.
+    /// A row of a table: the median of each, with the minimum and the maximum.
     #[must_use]
     pub fn line(&self) -> String {
-        let of = |[min, median, max]: [f64; RUNS]| format!("{min:.2} / {median:.2} / {max:.2}");
+        let of = |[min, median, max]: [f64; RUNS]| format!("{median:.2} ({min:.2}–{max:.2})");
         let Row { program, options, measure, bar, .. } = self.row;
         let unit = match measure {
             Measure::Latency => "µs",
@@ -105,7 +105,7 @@ impl Compared {
             Measure::Rate => "10⁶/s",
         };
         format!(
-            "| `{program} {options}` | {} | {unit} | {} | {} | {:.2} | {bar:.2} |",
+            "| `{program} {options}`, {unit}, {bar:.2} | {} | {} | {} | {:.2} |",
             self.netdev,
             of(self.theirs),
             of(self.ours),
