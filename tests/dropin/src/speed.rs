@@ -87,7 +87,6 @@ impl Compared {
     }
 
     /// The line of `--json`.
-    #[must_use]
     pub fn json(&self) -> Value {
         json!({"program": self.row.program, "mode": self.row.options, "netdev": self.netdev,
             "perftest": self.theirs, "rocinante": self.ours, "ratio": self.ratio(),
@@ -95,7 +94,6 @@ impl Compared {
     }
 
     /// A row of a table: the median of each, with the minimum and the maximum.
-    #[must_use]
     pub fn line(&self) -> String {
         let of = |[min, median, max]: [f64; RUNS]| format!("{median:.2} ({min:.2}–{max:.2})");
         let Row { program, options, measure, bar, .. } = self.row;
@@ -114,10 +112,7 @@ impl Compared {
     }
 }
 
-/// Measures all rows with `words` in them, and gives each to `each`.
-///
-/// # Errors
-/// A program fails.
+/// Measures all rows with `words` in them, and gives each to `each`. Error: a program fails.
 pub fn run(
     want: impl Fn(&str) -> bool,
     installed: &Installation,

@@ -193,10 +193,8 @@ pub struct Compared {
     pub raw: String,
 }
 
-/// Runs all whose names have the words that `want` asks for, each in turns.
-///
-/// # Errors
-/// A program fails, or prints no figure.
+/// Runs all whose names have the words that `want` asks for, each in turns. Error: a program fails,
+/// or prints no figure.
 pub fn run(
     want: impl Fn(&str) -> bool,
     installed: &Installation,
