@@ -85,10 +85,7 @@ impl Pair {
         Self { a, b, now: Time(1) }
     }
 
-    /// Performs `count` requests.
-    ///
-    /// # Panics
-    /// A request fails, or is lost and retransmitted.
+    /// Performs `count` requests. Panics if a request fails, or is lost and retransmitted.
     pub fn run(&mut self, work: Work, count: u64) {
         let (mut posted, mut done) = (0, 0);
         while done < count {

@@ -83,7 +83,6 @@ const VERIFY_HALF: usize = 10 << 20;
 const MEASURE_HALF: usize = 4 << 20;
 
 /// Runs the command. Call it before the process has a second thread.
-#[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
     let report = show(args, out).unwrap_or_else(|error| {
@@ -142,10 +141,7 @@ struct Demo<'a> {
 }
 
 impl Demo<'_> {
-    /// Shows one backend.
-    ///
-    /// # Errors
-    /// The reason why the backend is not available here.
+    /// Shows one backend. Error: the reason why the backend is not available here.
     fn backend(&self, name: &str) -> Result<BackendReport, String> {
         let mut report = BackendReport { netdev: name.to_owned(), ..BackendReport::default() };
         let mut broken = Vec::new();

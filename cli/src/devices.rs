@@ -20,7 +20,7 @@ use rocinante_netdev::handed::Agent;
 use serde::{Serialize, Serializer};
 
 use crate::ending;
-use crate::output::{Failure, Output};
+use crate::output::{Failure, Output, Result};
 use crate::session::no_device;
 use columns::Columns;
 use hardware::Hardware;
@@ -135,7 +135,6 @@ struct Unusable {
 }
 
 /// Runs the command.
-#[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
     ending::begin("rocinante devices", out, false);
@@ -146,7 +145,7 @@ pub fn run(args: &Args) -> ExitCode {
     out.end("rocinante devices", &result)
 }
 
-fn report(args: &Args) -> Result<Report, Failure> {
+fn report(args: &Args) -> Result<Report> {
     let mut known = hardware_devices();
     known.retain(|device| args.name.as_ref().is_none_or(|name| *name == device.name));
     let interfaces = match &args.name {

@@ -24,7 +24,7 @@ use signal_hook::flag::register_usize;
 use signal_hook::iterator::Signals;
 
 use crate::counters;
-use crate::output::{self, Failure, Kind, Output};
+use crate::output::{self, Failure, Kind, Output, Result};
 
 /// How often an attentive thread looks at [`signal`], at least.
 pub const LOOK: Duration = Duration::from_millis(100);
@@ -59,10 +59,7 @@ struct Running {
 }
 
 /// Handles signals from now on, except those that the parent has this process ignore, as nohup(1)
-/// does.
-///
-/// # Errors
-/// The kernel refuses the handler or its pipe.
+/// does. Error: the kernel refuses the handler or its pipe.
 pub fn handle_signals() -> io::Result<()> {
     let handled = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| !is_ignored(*signal));
     let handled: Vec<i32> = handled.collect();
@@ -108,21 +105,16 @@ fn end_by(signal: i32) {
 }
 
 /// The signal that has come, if one has.
-#[must_use]
 pub fn signal() -> Option<i32> {
     i32::try_from(SIGNAL.load(Ordering::Relaxed)).ok().filter(|signal| *signal > 0)
 }
 
-/// An error if a signal has come.
-///
-/// # Errors
-/// [`Kind::Signal`].
-pub fn check_signal() -> Result<(), Failure> {
+/// An error if a signal has come. Error: [`Kind::Signal`].
+pub fn check_signal() -> Result {
     signal().map_or(Ok(()), |signal| Err(stopped_by(signal)))
 }
 
 /// The failure of a command that this signal ended.
-#[must_use]
 pub fn stopped_by(signal: i32) -> Failure {
     let name = match signal {
         SIGINT => "SIGINT",
@@ -137,7 +129,6 @@ pub fn stopped_by(signal: i32) -> Failure {
 pub struct Attentive(());
 
 /// Makes the promise of [`Attentive`].
-#[must_use]
 pub fn attentive() -> Attentive {
     ATTENTIVE.fetch_add(1, Ordering::SeqCst);
     Attentive(())
@@ -199,11 +190,7 @@ pub fn add(result: &impl Serialize) {
     running(|running| running.results.push(result));
 }
 
-/// One of several results of the command that runs.
-///
-/// # Panics
-/// If it is no object.
-#[must_use]
+/// One of several results of the command that runs. Panics if it is no object.
 pub fn object(result: &impl Serialize) -> String {
     let program = match &*state() {
         State::Running(running) => running.program.clone(),
@@ -223,8 +210,7 @@ pub fn forget() {
 impl Output {
     /// Ends the command: prints the JSON object if one is wanted and the error, after the words of
     /// `program`, if there is one, with the state above. Returns the exit code.
-    #[must_use]
-    pub fn end<T: Serialize>(self, program: &str, result: &Result<T, Failure>) -> ExitCode {
+    pub fn end<T: Serialize>(self, program: &str, result: &Result<T>) -> ExitCode {
         let state = {
             let mut state = state();
             match *state {

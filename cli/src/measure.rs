@@ -95,6 +95,9 @@ impl Until {
     }
 }
 
+/// The result of a measurement, or of a step of it.
+pub type Result<T = (), E = MeasureError> = std::result::Result<T, E>;
+
 /// The reason why a measurement could not be finished.
 #[derive(Debug)]
 pub enum MeasureError {
@@ -144,9 +147,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The other side of [`bulk`] and [`round_trips`]: drives the device on this thread until the peer
 /// reaches the barrier `name`, too. Continues as long as packets arrive. A device of the kernel
-/// drives itself, maybe with threads that need this core, so this thread sleeps then.
-///
-/// # Errors
+/// drives itself, maybe with threads that need this core, so this thread sleeps then. Error:
 /// [`VerbsError::Exchange`] as [`Exchange::barrier_while`].
 pub fn serve(ctx: &Context, exchange: &mut Exchange, name: &str) -> Result<(), VerbsError> {
     let mut quiet = Quiet::new(ctx, PATIENCE);
@@ -180,7 +181,7 @@ impl End<'_> {
     }
 
     /// Polls until there is a completion. Fails unless its status is a success.
-    fn wait(&self, what: &'static str) -> Result<Wc, MeasureError> {
+    fn wait(&self, what: &'static str) -> Result<Wc> {
         self.spin(what, || self.cq.poll_one()?.map(succeeded).transpose())
     }
 
@@ -188,8 +189,8 @@ impl End<'_> {
     fn spin<T>(
         &self,
         what: &'static str,
-        mut look: impl FnMut() -> Result<Option<T>, MeasureError>,
-    ) -> Result<T, MeasureError> {
+        mut look: impl FnMut() -> Result<Option<T>>,
+    ) -> Result<T> {
         const LOOKS: u32 = 64;
         let mut deadline = None;
         loop {
@@ -245,8 +246,8 @@ fn sleep<T>(
     channel: &CompChannel,
     cq: &Cq,
     patience: Duration,
-    look: impl FnOnce() -> Result<Option<T>, MeasureError>,
-) -> Result<Option<T>, MeasureError> {
+    look: impl FnOnce() -> Result<Option<T>>,
+) -> Result<Option<T>> {
     cq.req_notify(false)?;
     if let Some(found) = look()? {
         return Ok(Some(found));
@@ -257,7 +258,7 @@ fn sleep<T>(
     }
 }
 
-fn succeeded(wc: Wc) -> Result<Wc, MeasureError> {
+fn succeeded(wc: Wc) -> Result<Wc> {
     if wc.status == WcStatus::Success { Ok(wc) } else { Err(MeasureError::Completion(wc.status)) }
 }
 

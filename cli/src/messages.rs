@@ -120,7 +120,6 @@ pub(crate) enum Answer {
         /// Their number.
         bytes: u64,
     },
-    /// The counters.
     Counted {
         /// Congestion notifications that arrived.
         rcvd_cnp: u64,

@@ -25,6 +25,9 @@ pub enum Failure {
     Of(Kind, String),
 }
 
+/// The result of a command, or of a step of it.
+pub type Result<T = (), E = Failure> = std::result::Result<T, E>;
+
 /// A kind of failure that programs can tell from others: `error.kind` of `--json`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -48,7 +51,6 @@ pub enum Kind {
 
 impl Failure {
     /// The exit code.
-    #[must_use]
     pub fn code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
@@ -59,7 +61,6 @@ impl Failure {
     }
 
     /// The kind, in one word.
-    #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Usage(_) => "usage",
@@ -76,7 +77,6 @@ impl Failure {
     }
 
     /// The status of the request that failed.
-    #[must_use]
     pub const fn status(&self) -> Option<WcStatus> {
         match self {
             Self::Of(Kind::Completion(status), _) => Some(*status),
@@ -148,11 +148,7 @@ struct Object<'a, T> {
 }
 
 /// One line of JSON of the command `program`, which is called `rocinante perf write-bw` or the
-/// like.
-///
-/// # Panics
-/// If `body` is no object.
-#[must_use]
+/// like. Panics if `body` is no object.
 pub fn object(program: &str, body: impl Serialize) -> String {
     let own = program.strip_prefix("rocinante ");
     let command = own.map_or(program, |words| words.split(' ').next().unwrap_or(words));

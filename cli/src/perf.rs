@@ -17,7 +17,7 @@ use serde::{Serialize, Serializer};
 
 use crate::counters;
 use crate::ending;
-use crate::output::{self, Failure, Kind, Output};
+use crate::output::{self, Failure, Kind, Output, Result};
 use crate::pingpong::Place;
 use crate::session::{self, NetArgs, Server, Session};
 use crate::size::size;
@@ -153,7 +153,6 @@ fn with_snake_case<S: Serializer>(plan: &Plan, to: S) -> Result<S::Ok, S::Error>
 }
 
 /// Runs the command.
-#[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
     let command = args.test.command();
@@ -162,7 +161,7 @@ pub fn run(args: &Args) -> ExitCode {
     out.end(&program, &run_side(args, &command, out))
 }
 
-fn run_side(args: &Args, command: &str, out: Output) -> Result<Report, Failure> {
+fn run_side(args: &Args, command: &str, out: Output) -> Result<Report> {
     let given = args.given()?;
     given.check(args.test)?;
     if args.events && args.test == Test::WriteLat {
@@ -177,7 +176,7 @@ fn run_side(args: &Args, command: &str, out: Output) -> Result<Report, Failure> 
 }
 
 /// Serves one client, or with `-P` one after the other.
-fn serve(args: &Args, given: &Given, command: &str, out: Output) -> Result<Report, Failure> {
+fn serve(args: &Args, given: &Given, command: &str, out: Output) -> Result<Report> {
     let server = Server::start(&args.net, out)?;
     server.serve(|| {
         let (session, plan) = server.accept::<Plan>(command, given)?;
@@ -216,7 +215,7 @@ impl Args {
     }
 
     /// Checks the results against `-w` and `-y`.
-    fn check_limits(&self, results: &[Row]) -> Result<(), Failure> {
+    fn check_limits(&self, results: &[Row]) -> Result {
         for row in results {
             let Row::Bandwidth(row) = row else { continue };
             let measured = [
@@ -239,7 +238,7 @@ impl Args {
     }
 
     /// The transport service, if one was given.
-    fn service(&self) -> Result<Option<Service>, Failure> {
+    fn service(&self) -> Result<Option<Service>> {
         self.connection.as_deref().map(|name| Service::of(name, self.test)).transpose()
     }
 
@@ -250,7 +249,7 @@ impl Args {
         self.interval.or_else(|| self.run_infinitely.then(usual))
     }
 
-    fn given(&self) -> Result<Given, Failure> {
+    fn given(&self) -> Result<Given> {
         if !self.test.is_bandwidth() && (self.limit_bw.is_some() || self.limit_msgrate.is_some()) {
             let why = format!("-w and -y are for bandwidth: {} has none", self.test);
             return Err(Failure::Usage(why));
@@ -278,12 +277,7 @@ impl Args {
     }
 }
 
-fn measure(
-    session: &mut Session,
-    args: &Args,
-    mut plan: Plan,
-    out: Output,
-) -> Result<Report, Failure> {
+fn measure(session: &mut Session, args: &Args, mut plan: Plan, out: Output) -> Result<Report> {
     let (test, client) = (args.test, args.net.host.is_some());
     let (mut results, mut last) = (Vec::new(), None);
     let watch = Watch::start();

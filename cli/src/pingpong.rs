@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::counters;
 use crate::ending;
-use crate::output::{Failure, Output};
+use crate::output::{Output, Result};
 use crate::session::{self, NetArgs, Server, Session};
 use crate::size::size;
 use crate::turns::{Processor, Watch};
@@ -132,14 +132,13 @@ impl fmt::Display for Place {
 }
 
 /// Runs the command.
-#[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
     ending::begin("rocinante pingpong", out, args.counters);
     out.end("rocinante pingpong", &run_side(args, out))
 }
 
-fn run_side(args: &Args, out: Output) -> Result<Report, Failure> {
+fn run_side(args: &Args, out: Output) -> Result<Report> {
     let Some(host) = &args.net.host else {
         let server = Server::start(&args.net, out)?;
         return server.serve(|| {
@@ -183,12 +182,7 @@ impl PingPongPlan {
     }
 }
 
-fn play(
-    session: &mut Session,
-    args: &Args,
-    plan: &PingPongPlan,
-    out: Output,
-) -> Result<Report, Failure> {
+fn play(session: &mut Session, args: &Args, plan: &PingPongPlan, out: Output) -> Result<Report> {
     let mtu = plan.check().map_err(|why| session.failed(why))?;
     let ctx = session.ctx.clone();
     let channel = args.events.then(|| ctx.create_comp_channel()).transpose()?;

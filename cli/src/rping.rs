@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use self::game::{RpingGame, SIZE_MAX, SIZE_MIN};
 use crate::ending;
-use crate::output::{Failure, Kind, Output};
+use crate::output::{Failure, Kind, Output, Result};
 use crate::session::listeners::Listeners;
 use crate::session::{self, OpenArgs, Own, Patience, gid_index, patience};
 use crate::size::size;
@@ -100,7 +100,6 @@ pub struct Report {
 }
 
 /// Runs the command.
-#[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
     ending::begin("rocinante rping", out, args.counters);
@@ -130,7 +129,7 @@ impl Args {
     }
 }
 
-fn ask(args: &Args, out: Output) -> Result<Report, Failure> {
+fn ask(args: &Args, out: Output) -> Result<Report> {
     let (host, own) = (args.address.as_deref().unwrap_or_default(), args.source.as_ref());
     let server = args.patience.resolve(host, args.port, own, out)?;
     let ctx = args.device.open_towards(server, own, out)?;
@@ -162,7 +161,7 @@ fn failed(server: SocketAddr, error: &rocinante::VerbsError) -> Failure {
     Failure::Of(Kind::Connect, format!("cannot connect to {server}: {error}{advice}"))
 }
 
-fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
+fn serve(args: &Args, out: Output) -> Result<Report> {
     let own: Option<Own> = args.address.as_deref().map(str::parse).transpose().map_err(|why| {
         Failure::Usage(format!("-a {}: {why}", args.address.as_deref().unwrap_or_default()))
     })?;
@@ -193,7 +192,7 @@ fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
     })
 }
 
-fn serve_one(ctx: &Context, request: Request, args: &Args, out: Output) -> Result<Report, Failure> {
+fn serve_one(ctx: &Context, request: Request, args: &Args, out: Output) -> Result<Report> {
     let start = Instant::now();
     let prepared = game::prepare(ctx, gid_index(ctx, request.local()), SIZE_MAX)?;
     let patience = args.patience.time();

@@ -28,7 +28,7 @@ use serde::Serialize;
 
 use self::door::Door;
 use crate::ending;
-use crate::output::{Failure, Kind, Output};
+use crate::output::{Failure, Kind, Output, Result};
 use crate::quiet::Quiet;
 pub use opening::{Netdev, OpenArgs, no_device};
 pub use own::Own;
@@ -63,10 +63,7 @@ pub struct NetArgs {
     pub port: u16,
 }
 
-/// Parses a path MTU of the command line.
-///
-/// # Errors
-/// The text is none of the five.
+/// Parses a path MTU of the command line. Error: the text is none of the five.
 pub fn mtu(text: &str) -> Result<Mtu, String> {
     let bytes = text.parse().ok();
     bytes
@@ -75,11 +72,9 @@ pub fn mtu(text: &str) -> Result<Mtu, String> {
 }
 
 impl NetArgs {
-    /// Opens the device with the local address `route`, or the one that the user named.
-    ///
-    /// # Errors
-    /// The device cannot be opened.
-    fn open(&self, route: IpAddr, out: Output) -> Result<Context, Failure> {
+    /// Opens the device with the local address `route`, or the one that the user named. Error: the
+    /// device cannot be opened.
+    fn open(&self, route: IpAddr, out: Output) -> Result<Context> {
         let address = match &self.bind {
             Some(own) => own.towards(route).unwrap_or_else(|| own.first()),
             None => self.device.address(route)?,
@@ -87,11 +82,9 @@ impl NetArgs {
         self.device.open(address, out)
     }
 
-    /// Opens the device from which `server` is reached.
-    ///
-    /// # Errors
-    /// There is no route, or the device cannot be opened.
-    fn open_towards(&self, server: SocketAddr, out: Output) -> Result<Context, Failure> {
+    /// Opens the device from which `server` is reached. Error: there is no route, or the device
+    /// cannot be opened.
+    fn open_towards(&self, server: SocketAddr, out: Output) -> Result<Context> {
         let route = address::local(server, self.bind.as_ref())?;
         self.open(route, out)
     }
@@ -129,7 +122,6 @@ fn refuse(exchange: &mut Exchange, why: &str) -> Failure {
 }
 
 /// The index of the device's address `local`.
-#[must_use]
 pub fn gid_index(ctx: &Context, local: IpAddr) -> usize {
     ctx.gids().iter().position(|gid| *gid == local).unwrap_or(0)
 }
@@ -142,7 +134,7 @@ pub fn abandon(qp: &Qp) {
 }
 
 /// Checks that the path MTU of the options fits both links.
-fn check_mtu(ctx: &Context, there: Mtu, options: &ConnectOptions) -> Result<(), Failure> {
+fn check_mtu(ctx: &Context, there: Mtu, options: &ConnectOptions) -> Result {
     let own = ctx.query_device();
     if let Some(wanted) = options.mtu {
         let here = own.active_mtu;
@@ -184,18 +176,15 @@ pub struct Session {
 }
 
 impl Session {
-    /// Connects to the server at `host` and sends it the plan.
-    ///
-    /// # Errors
-    /// The host is unknown, no server answers, there is no device, or the server refuses. The text
-    /// says what to do.
+    /// Connects to the server at `host` and sends it the plan. Error: the host is unknown, no
+    /// server answers, there is no device, or the server refuses. The text says what to do.
     pub fn connect(
         net: &NetArgs,
         host: &str,
         command: &str,
         plan: &impl Serialize,
         out: Output,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self> {
         let server = net.patience.resolve(host, net.port, net.bind.as_ref(), out)?;
         let ctx = net.open_towards(server, out)?;
         ending::enter("connecting");
@@ -221,14 +210,8 @@ impl Session {
         Ok(Self { ctx, exchange, door: None, claimed: None })
     }
 
-    /// Does `work`. If it fails, sends the reason to the peer.
-    ///
-    /// # Errors
-    /// The error of `work`.
-    pub fn run<T>(
-        mut self,
-        work: impl FnOnce(&mut Self) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
+    /// Does `work`. If it fails, sends the reason to the peer. Error: the error of `work`.
+    pub fn run<T>(mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let done = work(&mut self).map_err(|failure| self.with_translation(failure));
         done.inspect_err(|failure| {
             // Any failure is a consequence of the signal, if one has arrived.
@@ -250,11 +233,9 @@ impl Session {
     }
 
     /// Swaps endpoints and regions with the peer. The peer must have the same number of each, and
-    /// regions of the same lengths.
-    ///
-    /// # Errors
-    /// The peer is gone, says something else, or its addresses are of another family.
-    fn swap(&mut self, hello: &Hello) -> Result<Hello, Failure> {
+    /// regions of the same lengths. Error: the peer is gone, says something else, or its addresses
+    /// are of another family.
+    fn swap(&mut self, hello: &Hello) -> Result<Hello> {
         self.enter("exchange of endpoints");
         let peer = self.exchange.swap(hello)?;
         self.claimed = peer.endpoints.first().map(|endpoint| endpoint.address);
@@ -287,32 +268,21 @@ impl Session {
         self.exchange.error(what).into()
     }
 
-    /// Connects a queue pair. If the options name a path MTU, it uses exactly that one.
-    ///
-    /// # Errors
-    /// A link does not take the path MTU, or there is no route to the peer. The text names the
-    /// peer.
-    fn connect_qp(
-        &self,
-        qp: PreparedQp,
-        peer: &Endpoint,
-        options: &ConnectOptions,
-    ) -> Result<Qp, Failure> {
+    /// Connects a queue pair. If the options name a path MTU, it uses exactly that one. Error: a
+    /// link does not take the path MTU, or there is no route to the peer. The text names the peer.
+    fn connect_qp(&self, qp: PreparedQp, peer: &Endpoint, options: &ConnectOptions) -> Result<Qp> {
         check_mtu(&self.ctx, peer.mtu, options).map_err(|why| self.failed(why))?;
         qp.connect(peer, options).map_err(|refused| self.failed(refused.error))
     }
 
     /// Does `work` while another thread watches the peer. If the peer goes or gives up, that thread
     /// calls `abandon`, which must make `work` fail. The error then has the peer's reason. The same
-    /// happens if a signal comes.
-    ///
-    /// # Errors
-    /// The error of `work`, or the reason why the peer is gone.
+    /// happens if a signal comes. Error: the error of `work`, or the reason why the peer is gone.
     pub fn watched<T>(
         &mut self,
-        work: impl FnOnce(&mut Exchange) -> Result<T, Failure>,
+        work: impl FnOnce(&mut Exchange) -> Result<T>,
         abandon: impl FnOnce() + Send,
-    ) -> Result<T, Failure> {
+    ) -> Result<T> {
         let watch = self.exchange.watch()?;
         let stops = || watch.is_gone() || ending::signal().is_some();
         let result = ending::breakable(stops, abandon, || work(&mut self.exchange));
@@ -338,11 +308,8 @@ impl Session {
     }
 
     /// Waits until the peer reaches the same point. Waits on while packets arrive, even if the peer
-    /// sends no message.
-    ///
-    /// # Errors
-    /// The peer is gone, has given up, or is silent.
-    pub fn barrier(&mut self, name: &str) -> Result<(), Failure> {
+    /// sends no message. Error: the peer is gone, has given up, or is silent.
+    pub fn barrier(&mut self, name: &str) -> Result {
         ending::enter(name);
         let mut quiet = Quiet::new(&self.ctx, LINE_PATIENCE);
         Ok(self.exchange.barrier_while(name, || quiet.goes_on())?)
@@ -356,14 +323,12 @@ impl Session {
 
     /// The index of the device's address that the peer knows. A server that listens on all
     /// addresses has several.
-    #[must_use]
     pub fn gid_index(&self) -> usize {
         let local = self.exchange.local().map(|local| local.ip().to_canonical());
         local.map_or(0, |local| gid_index(&self.ctx, local))
     }
 
     /// The peer's address and port.
-    #[must_use]
     pub fn peer(&self) -> SocketAddr {
         self.exchange.peer()
     }

@@ -1,10 +1,7 @@
 //! Sizes in bytes, as users type them: `64`, `64K`, `1M`, `1GiB`.
 
 /// Parses a size of `MIN` to `MAX` bytes. K, M and G are 2¹⁰, 2²⁰ and 2³⁰ bytes; `i` and `B` may
-/// follow them.
-///
-/// # Errors
-/// The text is no size, or the size is out of range.
+/// follow them. Error: the text is no size, or the size is out of range.
 pub fn size<const MIN: u32, const MAX: u32>(text: &str) -> Result<u32, String> {
     let bytes = bytes(text).ok_or("a size is a number of bytes, or of K, M or G: 64, 64K, 1GiB")?;
     let size = u32::try_from(bytes).ok().filter(|size| (MIN..=MAX).contains(size));

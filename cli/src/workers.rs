@@ -130,10 +130,7 @@ impl Workers {
         Ok(self.each(&requests, limit)?.swap_remove(index))
     }
 
-    /// Reads the answer in a line.
-    ///
-    /// # Errors
-    /// The failure in that container, as text.
+    /// Reads the answer in a line. Error: the failure in that container, as text.
     fn understood(&mut self, index: usize, line: Option<String>) -> Result<Answer, String> {
         let Worker { name, child, .. } = &mut self.workers[index];
         let Some(line) = line else {

@@ -36,7 +36,6 @@ impl Budget {
     /// A part of it, rounded down; or a multiple, which saturates.
     #[must_use]
     pub const fn part(self, numerator: u32, denominator: u32) -> Self {
-        #[allow(clippy::cast_possible_truncation)]
         const fn scale(value: u32, numerator: u32, denominator: u32) -> u32 {
             let scaled = value as u64 * numerator as u64 / denominator as u64;
             if scaled > u32::MAX as u64 { u32::MAX } else { scaled as u32 }

@@ -104,7 +104,6 @@ impl Engine {
             Some(srq) => Some(self.shared.srqs.join(srq)?),
             None => None,
         };
-        #[allow(clippy::cast_possible_truncation)]
         let mut low = random as u16;
         // 0 and 1 are the management queue pairs', 0xffff is multicast's.
         while low < 2
@@ -115,14 +114,12 @@ impl Engine {
             low = low.wrapping_add(0x9e37);
         }
         let qpn = Qpn::new(u32::from(self.shared.config.qpn_slot) << 16 | u32::from(low));
-        #[allow(clippy::cast_possible_truncation)]
         let slot = self.free.pop().unwrap_or(self.qps.len() as u32);
         if slot as usize == self.qps.len() {
             self.qps.push(None);
         }
         let port_mtu = self.shared.config.port_mtu;
         self.qps[slot as usize] = Some(AnyQp::new(Core::new(qpn, slot, *init, port_mtu, receives)));
-        #[allow(clippy::cast_possible_truncation)]
         let entry = slot as u16 + 1;
         self.index[usize::from(low)] = entry;
         self.shared.timers.reserve(self.qps.len());
@@ -138,10 +135,7 @@ impl Engine {
     ///
     /// The number may be given out again. So the caller must also free the windows that are bound
     /// for it, with [`RegionTable::free_windows`](crate::mem::RegionTable::free_windows); the same
-    /// holds after a reset.
-    ///
-    /// # Errors
-    /// [`ModifyError::UnknownQp`].
+    /// holds after a reset. Error: [`ModifyError::UnknownQp`].
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), ModifyError> {
         let slot = self.slot(qpn).ok_or(ModifyError::UnknownQp)?;
         for group in self.groups_of(qpn) {
@@ -153,7 +147,6 @@ impl Engine {
             self.shared.srqs.leave(srq);
         }
         self.index[usize::from(low_bits(qpn))] = 0;
-        #[allow(clippy::cast_possible_truncation)]
         let slot = slot as u32;
         self.free.push(slot);
         self.shared.peers.forget(slot);
@@ -183,10 +176,7 @@ impl Engine {
     }
 
     /// Changes attributes and state of a queue pair (`ibv_modify_qp(3)`). The change to ERR flushes
-    /// its work.
-    ///
-    /// # Errors
-    /// [`ModifyError`]; nothing has changed then.
+    /// its work. Error: [`ModifyError`]; nothing has changed then.
     pub fn modify_qp<H: Completions>(
         &mut self,
         qpn: Qpn,
@@ -198,10 +188,7 @@ impl Engine {
         qp.modify(attr, &mut self.shared, host)
     }
 
-    /// Appends a send request.
-    ///
-    /// # Errors
-    /// [`PostError`]; nothing has changed then.
+    /// Appends a send request. Error: [`PostError`]; nothing has changed then.
     #[inline]
     pub fn post_send<H: Completions>(
         &mut self,
@@ -214,10 +201,7 @@ impl Engine {
         qp.post_send(wr, &mut self.shared, host)
     }
 
-    /// Appends a receive request.
-    ///
-    /// # Errors
-    /// [`PostError`]; nothing has changed then.
+    /// Appends a receive request. Error: [`PostError`]; nothing has changed then.
     #[inline]
     pub fn post_recv<H: Completions>(
         &mut self,
@@ -372,7 +356,6 @@ impl Engine {
 
     /// When to call [`handle_timeout`](Self::handle_timeout): at this time. It may be slightly too
     /// early; the call then does nothing. `None` if nothing is due without other input.
-    #[must_use]
     #[inline]
     pub fn poll_timeout(&self) -> Option<Time> {
         let cm = self.gsi.cm.as_ref().and_then(|cm| cm.poll_timeout());
@@ -447,7 +430,6 @@ impl Engine {
     }
 }
 
-#[allow(clippy::cast_possible_truncation)]
 fn low_bits(qpn: Qpn) -> u16 {
     qpn.value() as u16
 }

@@ -81,7 +81,6 @@ mod tests {
         let free = drawn(None);
         for slot in [0, 1, 0x80, 0xff] {
             let own = drawn(Some(slot));
-            #[allow(clippy::cast_possible_truncation)]
             let slots = own.map(|id| slot_of(id as u32));
             assert_eq!(slots, [slot; 100]);
             let masked = |ids: [u64; 100]| ids.map(|id| id & !0xff00_0000);

@@ -210,9 +210,7 @@ impl UnconnectedSources {
 /// each destination has its own counter.
 fn place(datagram: &Datagram<'_>) -> usize {
     let hash = spread(folded(datagram.dst)) ^ folded(datagram.src) << 16;
-    #[allow(clippy::cast_possible_truncation)]
-    let place = (spread(hash ^ u64::from(datagram.src_port)) >> 57) as usize % SOURCES_MAX;
-    place
+    (spread(hash ^ u64::from(datagram.src_port)) >> 57) as usize % SOURCES_MAX
 }
 
 fn folded(address: IpAddr) -> u64 {
@@ -220,9 +218,7 @@ fn folded(address: IpAddr) -> u64 {
         IpAddr::V4(v4) => u64::from(v4.to_bits()),
         IpAddr::V6(v6) => {
             let [high, low] = [v6.to_bits() >> 64, v6.to_bits()];
-            #[allow(clippy::cast_possible_truncation)]
-            let folded = (high ^ low) as u64;
-            folded
+            (high ^ low) as u64
         }
     }
 }

@@ -13,10 +13,8 @@ pub trait TxSink {
     ///
     /// Returns `Ok(false)` if there is no room now; `fill` was not called then. The engine tries
     /// the same packet again, and no other before it. A sink that will never have room for the
-    /// packet loses it, as a network may: it returns `Ok(true)` and need not call `fill`.
-    ///
-    /// # Errors
-    /// The error of `fill`; nothing is sent then.
+    /// packet loses it, as a network may: it returns `Ok(true)` and need not call `fill`. Error:
+    /// the error of `fill`; nothing is sent then.
     fn send<E>(
         &mut self,
         path: u32,

@@ -64,7 +64,6 @@ impl Timers {
         self.heap[at].1
     }
 
-    /// Sets the deadline of `owner`.
     #[inline]
     pub(crate) fn set(&mut self, owner: u32, deadline: &mut Deadline, due: Time) {
         deadline.due = due;
@@ -163,7 +162,6 @@ impl Timers {
 
     fn note(&mut self, at: usize) {
         let owner = self.heap[at].1 as usize;
-        #[allow(clippy::cast_possible_truncation)]
         let place = at as u32;
         self.positions[owner] = place;
     }
@@ -226,7 +224,6 @@ mod tests {
                 ((state >> 60) & 7, (state >> 33) as usize % OWNERS, (state >> 20) % 100);
             match what {
                 0..4 => {
-                    #[allow(clippy::cast_possible_truncation)]
                     timers.set(owner as u32, &mut list[owner], Time(now + span + 1));
                     due[owner] = Some(now + span + 1);
                 }
@@ -235,7 +232,6 @@ mod tests {
                     due[owner] = None;
                 }
                 5 => {
-                    #[allow(clippy::cast_possible_truncation)]
                     timers.remove(owner as u32, &mut list[owner]);
                     due[owner] = None;
                 }

@@ -13,10 +13,8 @@ use rocinante_lab::{ChildGuard, exit_with_parent};
 const ALONE: &str = "ROCINANTE_TEST_ALONE";
 
 /// Runs `work` in a process of its own: this program again, with only the test `test`. Returns once
-/// that process has ended, and checks that `work` leaks no descriptors.
-///
-/// # Panics
-/// If `work` fails in that process, or the process does not end within `limit`.
+/// that process has ended, and checks that `work` leaks no descriptors. Panics if `work` fails in
+/// that process, or the process does not end within `limit`.
 pub fn alone(test: &str, limit: Duration, work: impl FnOnce() + Send) {
     if std::env::var_os(ALONE).is_some() {
         exit_with_parent();
@@ -56,7 +54,6 @@ macro_rules! alone_on_each_backend {
 }
 
 /// The command that runs one test of this program, named as [`test_name!`](crate::test_name) does.
-#[must_use]
 pub fn myself(test: &str) -> Command {
     let (_program, test) = test.split_once("::").expect("the program, and the path in it");
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -74,10 +71,8 @@ pub struct Held {
 }
 
 impl Held {
-    /// The objects that the whole process and these software devices hold now.
-    ///
-    /// # Panics
-    /// If one of `devices` is a device of the kernel.
+    /// The objects that the whole process and these software devices hold now. Panics if one of
+    /// `devices` is a device of the kernel.
     #[must_use]
     pub fn now(devices: &[&Context]) -> Self {
         let resources = devices.iter().map(|ctx| ctx.resources().expect("in software"));
@@ -87,7 +82,6 @@ impl Held {
 
 /// The resources of a device of which only its [`Side`](crate::harness::Side) has objects: a
 /// protection domain and a completion queue.
-#[must_use]
 pub fn at_rest() -> Resources {
     let mut resources = Resources::default();
     (resources.pds, resources.cqs) = (1, 1);
@@ -99,11 +93,7 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Resident memory of this process, bytes.
-///
-/// # Panics
-/// If `/proc` does not report it.
-#[must_use]
+/// Resident memory of this process, bytes. Panics if `/proc` does not report it.
 pub fn resident_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();

@@ -23,10 +23,7 @@ pub struct Attacker {
 }
 
 impl Attacker {
-    /// An attacker in this container.
-    ///
-    /// # Panics
-    /// If the process may not open raw sockets.
+    /// An attacker in this container. Panics if the process may not open raw sockets.
     #[must_use]
     pub fn new(container: &Container, target: IpAddr) -> Self {
         let family = if target.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -34,29 +31,20 @@ impl Attacker {
         Self { socket: container.run(open).unwrap().unwrap(), target }
     }
 
-    /// Sends a UDP datagram from `src`.
-    ///
-    /// # Panics
-    /// If the kernel does not accept it.
+    /// Sends a UDP datagram from `src`. Panics if the kernel does not accept it.
     pub fn send(&self, src: IpAddr, payload: &[u8]) {
         self.send_whole(&self.whole(src, payload));
     }
 
-    /// Sends a packet with its IP header, as [`whole`](Self::whole) makes it.
-    ///
-    /// # Panics
-    /// If the kernel does not accept it.
+    /// Sends a packet with its IP header, as [`whole`](Self::whole) makes it. Panics if the kernel
+    /// does not accept it.
     pub fn send_whole(&self, packet: &[u8]) {
         // A raw socket has no port.
         let to = SocketAddr::new(self.target, 0);
         assert_eq!(sendto(&self.socket, packet, SendFlags::empty(), &to).unwrap(), packet.len());
     }
 
-    /// A UDP datagram from `src`, with its IP header.
-    ///
-    /// # Panics
-    /// If `src` is of the other family.
-    #[must_use]
+    /// A UDP datagram from `src`, with its IP header. Panics if `src` is of the other family.
     pub fn whole(&self, src: IpAddr, payload: &[u8]) -> Vec<u8> {
         let mut packet = Vec::new();
         match (src, self.target) {
@@ -87,11 +75,8 @@ impl Attacker {
         packet
     }
 
-    /// The packet with the ICRC that is right for this source.
-    ///
-    /// # Panics
-    /// If `src` is of the other family.
-    #[must_use]
+    /// The packet with the ICRC that is right for this source. Panics if `src` is of the other
+    /// family.
     pub fn sealed(&self, src: IpAddr, mut packet: Vec<u8>) -> Vec<u8> {
         let ip = IpFields::between(src, self.target).expect("one family");
         let mut template = Template::new(&ip, SRC_PORT);
@@ -101,7 +86,6 @@ impl Attacker {
     }
 
     /// The packet as if damaged on its way from `src`: its ICRC is right for no IP identification.
-    #[must_use]
     pub fn damaged(&self, src: IpAddr, packet: Vec<u8>) -> Vec<u8> {
         let mut bytes = self.sealed(src, packet);
         bytes[40] ^= 0x10;
@@ -111,7 +95,6 @@ impl Attacker {
 
 /// A packet with this BTH: other headers are zero, the payload has `len` bytes, and 4 bytes are
 /// left for the ICRC.
-#[must_use]
 pub fn packet(bth: &Bth, len: usize) -> Vec<u8> {
     let header = bth.opcode.info().map_or(12, |info| info.header_len);
     let mut bytes = vec![0x5a; header + len + 4];

@@ -19,10 +19,8 @@ pub const NOBODY: u32 = 65534;
 pub struct Library(pub PathBuf);
 
 impl Library {
-    /// Makes the folder, which goes with the value.
-    ///
-    /// # Panics
-    /// The file system refuses, or the library was not built.
+    /// Makes the folder, which goes with the value. Panics if the file system refuses, or the
+    /// library was not built.
     #[allow(clippy::new_without_default, reason = "it makes a folder")]
     #[must_use]
     pub fn new() -> Self {
@@ -106,7 +104,8 @@ impl Drop for Library {
     }
 }
 
-/// librdmacm's own headers, which its programs are compiled with.
-pub fn has_librdmacm() -> bool {
-    Path::new("/usr/include/rdma/rdma_cma.h").exists()
+/// librdmacm's own headers, which its programs are compiled with. Error: there are none.
+pub fn librdmacm() -> Result<(), String> {
+    let is_there = Path::new("/usr/include/rdma/rdma_cma.h").exists();
+    is_there.then_some(()).ok_or_else(|| "no librdmacm: apt install librdmacm-dev".into())
 }

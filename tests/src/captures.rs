@@ -12,7 +12,6 @@ use rocinante_stack::wire::{ICRC_LEN, IpFields};
 const ROCE_PORT: u16 = 4791;
 
 /// The directory of test data.
-#[must_use]
 pub fn data_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("data")
 }
@@ -34,26 +33,17 @@ pub struct Captured {
 
 impl Captured {
     /// The masked headers of the packet.
-    #[must_use]
     pub fn template(&self) -> Template {
         Template::new(&self.ip, self.src_port)
     }
 
-    /// The ICRC in the packet.
-    ///
-    /// # Panics
-    /// If the packet is shorter than 4 bytes.
-    #[must_use]
+    /// The ICRC in the packet. Panics if the packet is shorter than 4 bytes.
     pub fn found_icrc(&self) -> u32 {
         u32::from_le_bytes(*self.bytes.last_chunk::<ICRC_LEN>().expect("an ICRC"))
     }
 }
 
-/// The capture files, by name.
-///
-/// # Panics
-/// If the directory cannot be read.
-#[must_use]
+/// The capture files, by name. Panics if the directory cannot be read.
 pub fn files() -> Vec<PathBuf> {
     let mut files: Vec<_> = std::fs::read_dir(data_dir().join("captures"))
         .expect("the directory of captures")
@@ -64,10 +54,7 @@ pub fn files() -> Vec<PathBuf> {
     files
 }
 
-/// The RoCEv2 packets of one capture.
-///
-/// # Panics
-/// If the capture cannot be read.
+/// The RoCEv2 packets of one capture. Panics if the capture cannot be read.
 #[must_use]
 pub fn packets(path: &Path) -> Vec<Captured> {
     let mut reader = PcapReader::new(File::open(path).expect("a capture")).expect("a capture");

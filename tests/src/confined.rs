@@ -15,10 +15,8 @@ const CAPABILITIES: [(&str, u32); 6] = [
     ("BPF", 39),
 ];
 
-/// Starts `command` with these capabilities alone, by their names without `CAP_`.
-///
-/// # Panics
-/// If a name is none of those that the tests use.
+/// Starts `command` with these capabilities alone, by their names without `CAP_`. Panics if a name
+/// is none of those that the tests use.
 pub fn capabilities(command: &mut Command, kept: &[&str]) {
     let number = |name: &&str| CAPABILITIES.iter().find(|known| known.0 == *name).unwrap().1;
     let kept = kept.iter().map(number).fold(0_u64, |bits, cap| bits | 1 << cap);

@@ -53,11 +53,7 @@ pub const TARGETS: [Target; 12] = [
     Target { name: "ucma", run: ucma::run, corpus: ucma::corpus, tries: 3_000 },
 ];
 
-/// The target with this name.
-///
-/// # Panics
-/// If there is none.
-#[must_use]
+/// The target with this name. Panics if there is none.
 pub fn target(name: &str) -> &'static Target {
     TARGETS.iter().find(|target| target.name == name).expect("a target of this name")
 }
@@ -96,7 +92,6 @@ impl<'a> Input<'a> {
         u64::from_le_bytes(self.bytes())
     }
 
-    /// One of `all`.
     fn of<T: Copy>(&mut self, all: &[T]) -> T {
         all[usize::from(self.u8()) % all.len()]
     }

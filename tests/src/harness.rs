@@ -79,10 +79,7 @@ impl Side {
         Self { ctx, pd, cq, address, netns: None, channels: Channels::default() }
     }
 
-    /// Opens the device with `address` in a namespace.
-    ///
-    /// # Panics
-    /// If it cannot be opened.
+    /// Opens the device with `address` in a namespace. Panics if it cannot be opened.
     #[must_use]
     pub fn open(netns: &Netns, address: IpAddr, setup: &Setup) -> Self {
         let backend = setup.backend();
@@ -94,7 +91,6 @@ impl Side {
         Self { ctx, pd, cq, address, netns, channels: Channels::default() }
     }
 
-    /// Opens a device of the kernel.
     pub(crate) fn open_kernels(device: &KernelDevice, family: Family) -> Self {
         let address = device.address_of(family).unwrap_or_else(|why| panic!("{why}"));
         let ctx = OpenOptions::new().device(&device.name).open(address);
@@ -109,10 +105,7 @@ impl Side {
         self.ctx.backend().is_some()
     }
 
-    /// Runs `work` on a thread inside the container.
-    ///
-    /// # Panics
-    /// As `work` does.
+    /// Runs `work` on a thread inside the container. Panics as `work` does.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         match &self.netns {
             Some(netns) => netns.run(work).expect("a namespace"),
@@ -121,10 +114,7 @@ impl Side {
     }
 
     /// A completion channel. When the harness is dropped, it checks the channel's descriptor.
-    ///
-    /// # Panics
-    /// If it cannot be made.
-    #[must_use]
+    /// Panics if it cannot be made.
     pub fn channel(&self) -> CompChannel {
         let channel = self.ctx.create_comp_channel().expect("a completion channel");
         self.channels.lock().expect("no thread panicked").push(channel.clone());
@@ -133,46 +123,32 @@ impl Side {
 
     /// A queue pair on the side's completion queue, with queues of 512, 4 elements and 256 bytes
     /// inline.
-    #[must_use]
     pub fn qp(&self) -> QpBuilder {
         let qp = self.pd.qp(&self.cq, &self.cq).access(Access::ALL);
         qp.max_send_wr(512).max_recv_wr(512).max_sge(4).max_inline_data(256)
     }
 
     /// A queue pair on the side's completion queue, with room for one request and one receive:
-    /// for tests that make many, and use none.
-    ///
-    /// # Panics
-    /// If it cannot be made.
-    #[must_use]
+    /// for tests that make many, and use none. Panics if it cannot be made.
     pub fn small_qp(&self) -> PreparedQp {
         let qp = self.pd.qp(&self.cq, &self.cq).max_send_wr(1).max_recv_wr(1);
         qp.build().expect("a queue pair")
     }
 
-    /// The next completion of the side's queue.
-    ///
-    /// # Panics
-    /// If there is none within [`PATIENCE`].
-    #[must_use]
+    /// The next completion of the side's queue. Panics if there is none within [`PATIENCE`].
     #[track_caller]
     pub fn next(&self) -> Wc {
         next(&self.cq)
     }
 
-    /// Takes the next completion, which must be the success of `wr_id`.
-    ///
-    /// # Panics
-    /// If it is not.
+    /// Takes the next completion, which must be the success of `wr_id`. Panics if it is not.
     #[track_caller]
     pub fn succeed(&self, wr_id: u64) -> Wc {
         self.complete(wr_id, WcStatus::Success)
     }
 
-    /// Takes the next completion, which must be that of `wr_id` with this status.
-    ///
-    /// # Panics
-    /// If it is not.
+    /// Takes the next completion, which must be that of `wr_id` with this status. Panics if it is
+    /// not.
     #[track_caller]
     pub fn complete(&self, wr_id: u64, status: WcStatus) -> Wc {
         let wc = self.next();
@@ -181,10 +157,7 @@ impl Side {
         wc
     }
 
-    /// Asserts that nothing completes within `pause`.
-    ///
-    /// # Panics
-    /// If something does.
+    /// Asserts that nothing completes within `pause`. Panics if something does.
     #[track_caller]
     pub fn quiet(&self, pause: Duration) {
         match self.cq.wait_one(pause) {
@@ -210,10 +183,8 @@ pub struct Harness {
 }
 
 impl Harness {
-    /// Opens the devices. Software devices get a new lab.
-    ///
-    /// # Panics
-    /// If that fails: ask [`require_backend!`](crate::require_backend!) first.
+    /// Opens the devices. Software devices get a new lab. Panics if that fails: ask
+    /// [`require_backend!`](crate::require_backend!) first.
     #[must_use]
     pub fn new(setup: &Setup) -> Self {
         if let On::Kernel(device) = &setup.on {
@@ -249,15 +220,12 @@ impl Harness {
     }
 
     /// Its parts, for another use. The rules are checked now, and not again later.
-    #[must_use]
     pub fn take_apart(self) -> ([Side; 2], Setup, Option<Lab>) {
         (self.sides, self.setup, self.lab)
     }
 
-    /// Waits until the background threads of the devices are idle.
-    ///
-    /// # Panics
-    /// If they never become idle: see [`becomes_idle`].
+    /// Waits until the background threads of the devices are idle. Panics if they never become
+    /// idle: see [`becomes_idle`].
     #[track_caller]
     pub fn rests(&self) {
         let devices = self.sides.each_ref().map(|side| &side.ctx);
@@ -265,11 +233,7 @@ impl Harness {
             .unwrap_or_else(|why| panic!("{why}: {:#?}", devices.map(Context::counters)));
     }
 
-    /// The lab of the software devices.
-    ///
-    /// # Panics
-    /// If the device is a device of the kernel.
-    #[must_use]
+    /// The lab of the software devices. Panics if the device is a device of the kernel.
     pub fn lab(&self) -> &Lab {
         self.lab.as_ref().expect("only devices in software are in a lab")
     }
@@ -291,7 +255,6 @@ impl Harness {
     /// Statuses of a SEND that is longer than its receive: at the sender, and at the receiver (IBTA
     /// volume 1, 9.7.5 \[M\]: "invalid request"). Soft-RoCE reports "remote operational error" to
     /// the sender, and completes the receive with `LOC_QP_OP_ERR`.
-    #[must_use]
     pub fn too_long(&self) -> [WcStatus; 2] {
         if self.is_rxe() {
             [WcStatus::RemOpErr, WcStatus::LocQpOpErr]
@@ -300,51 +263,34 @@ impl Harness {
         }
     }
 
-    /// A connected pair of queue pairs as [`Side::qp`] makes them.
-    ///
-    /// # Panics
-    /// If they cannot be made or connected.
-    #[must_use]
+    /// A connected pair of queue pairs as [`Side::qp`] makes them. Panics if they cannot be made or
+    /// connected.
     pub fn pair(&self) -> [Qp; 2] {
         let [a, b] = [0, 1].map(|i| self.sides[i].qp().build().expect("a queue pair"));
         self.connect([a, b])
     }
 
-    /// Connects two queue pairs, one of each side.
-    ///
-    /// # Panics
-    /// If they cannot be connected.
-    #[must_use]
+    /// Connects two queue pairs, one of each side. Panics if they cannot be connected.
     pub fn connect(&self, qps: [PreparedQp; 2]) -> [Qp; 2] {
         self.connect_with(qps, [&self.setup.connect, &self.setup.connect])
     }
 
-    /// Connects two queue pairs, one of each side, each with its own options.
-    ///
-    /// # Panics
-    /// If they cannot be connected.
-    #[must_use]
+    /// Connects two queue pairs, one of each side, each with its own options. Panics if they cannot
+    /// be connected.
     pub fn connect_with(&self, qps: [PreparedQp; 2], options: [&ConnectOptions; 2]) -> [Qp; 2] {
         let ends = [qps[0].endpoint(), qps[1].endpoint()];
         self.connect_to(qps, ends, options)
     }
 
     /// As [`connect`](Self::connect), of programs that swap numbers by hand: neither side knows the
-    /// other's peer kind.
-    ///
-    /// # Panics
-    /// If they cannot be connected.
-    #[must_use]
+    /// other's peer kind. Panics if they cannot be connected.
     pub fn connect_by_hand(&self, qps: [PreparedQp; 2]) -> [Qp; 2] {
         let ends = [0, 1].map(|at| qps[at].endpoint().budget(Budget::STANDARD).queue(None));
         self.connect_to(qps, ends, [&self.setup.connect; 2])
     }
 
-    /// Connects two queue pairs, one of each side, with these attributes of each other.
-    ///
-    /// # Panics
-    /// If they cannot be connected.
-    #[must_use]
+    /// Connects two queue pairs, one of each side, with these attributes of each other. Panics if
+    /// they cannot be connected.
     pub fn connect_to(
         &self,
         qps: [PreparedQp; 2],
@@ -359,10 +305,8 @@ impl Harness {
         [a, b].map(|qp| qp.expect("connected"))
     }
 
-    /// Runs `work` for both sides at the same time, each on a thread inside its container.
-    ///
-    /// # Panics
-    /// As `work` does.
+    /// Runs `work` for both sides at the same time, each on a thread inside its container. Panics
+    /// as `work` does.
     pub fn both<T: Send>(&self, work: impl Fn(usize, &Side) -> T + Sync) -> [T; 2] {
         std::thread::scope(|scope| {
             let work = &work;
@@ -377,11 +321,7 @@ impl Harness {
     }
 }
 
-/// The address of a container.
-///
-/// # Panics
-/// If the lab has no such container, or no IPv6.
-#[must_use]
+/// The address of a container. Panics if the lab has no such container, or no IPv6.
 pub fn address(lab: &Lab, index: usize, family: Family) -> IpAddr {
     let container = lab.container(index);
     match family {
@@ -390,11 +330,7 @@ pub fn address(lab: &Lab, index: usize, family: Family) -> IpAddr {
     }
 }
 
-/// The next completion of a queue.
-///
-/// # Panics
-/// If there is none within [`PATIENCE`].
-#[must_use]
+/// The next completion of a queue. Panics if there is none within [`PATIENCE`].
 #[track_caller]
 pub fn next(cq: &Cq) -> Wc {
     match cq.wait_one(PATIENCE) {
@@ -403,11 +339,8 @@ pub fn next(cq: &Cq) -> Wc {
     }
 }
 
-/// The next event of a channel. Its descriptor must become readable first.
-///
-/// # Panics
-/// If the descriptor does not become readable within [`PATIENCE`], or there is no event.
-#[must_use]
+/// The next event of a channel. Its descriptor must become readable first. Panics if the descriptor
+/// does not become readable within [`PATIENCE`], or there is no event.
 #[track_caller]
 pub fn woken(channel: &CompChannel) -> Cq {
     let ready = is_ready_within(channel, PATIENCE);
@@ -416,11 +349,8 @@ pub fn woken(channel: &CompChannel) -> Cq {
     event.expect("an event")
 }
 
-/// The next request at a listener. Its descriptor must become readable first.
-///
-/// # Panics
-/// If the descriptor does not become readable within [`PATIENCE`], or there is no request.
-#[must_use]
+/// The next request at a listener. Its descriptor must become readable first. Panics if the
+/// descriptor does not become readable within [`PATIENCE`], or there is no request.
 #[track_caller]
 pub fn requested(listener: &Listener) -> Request {
     let ready = is_ready_within(listener, PATIENCE);
@@ -430,14 +360,12 @@ pub fn requested(listener: &Listener) -> Request {
 }
 
 /// A signaled request.
-#[must_use]
 pub fn wr(wr_id: u64, op: SendOp, sges: &[Sge]) -> SendWr<'_> {
     let data = SendData::Sges(sges);
     SendWr::new(op, data).wr_id(wr_id)
 }
 
 /// `len` bytes that depend on `seed` and do not repeat soon.
-#[must_use]
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -452,10 +380,8 @@ pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Asserts that two byte strings are equal, and names the first difference if not.
-///
-/// # Panics
-/// If they are not.
+/// Asserts that two byte strings are equal, and names the first difference if not. Panics if they
+/// are not.
 #[track_caller]
 pub fn assert_same(found: &[u8], expected: &[u8], what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}: length");
@@ -480,10 +406,7 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Waits until `done` returns `true`.
-///
-/// # Panics
-/// If it does not within [`PATIENCE`].
+/// Waits until `done` returns `true`. Panics if it does not within [`PATIENCE`].
 #[track_caller]
 pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;

@@ -16,10 +16,7 @@ use crate::harness::{Backend, PATIENCE, Side, wait_until};
 const CLIENT: &str = "ROCINANTE_IDLE_CLIENT";
 
 /// In a process whose command [`Client::prepare`] made: connects, and sleeps until it is killed.
-/// Returns at once in any other.
-///
-/// # Panics
-/// If it cannot connect.
+/// Returns at once in any other. Panics if it cannot connect.
 pub fn be_client(backend: Backend) {
     let Ok(words) = std::env::var(CLIENT) else { return };
     exit_with_parent();
@@ -79,10 +76,8 @@ impl Client {
         command.env(CLIENT, words).stdout(Stdio::piped())
     }
 
-    /// Accepts the connections, and returns once the client has them.
-    ///
-    /// # Panics
-    /// If it does not connect.
+    /// Accepts the connections, and returns once the client has them. Panics if it does not
+    /// connect.
     pub fn accept(
         &self,
         child: &mut ChildGuard,

@@ -77,42 +77,28 @@ macro_rules! require {
     };
 }
 
-/// Namespaces, veths and a bridge.
-///
-/// # Errors
-/// The reason why there are none.
+/// Namespaces, veths and a bridge. Error: the reason why there are none.
 pub fn lab() -> Result<(), String> {
     AVAILABLE.lab.clone()
 }
 
-/// Rules on the lab's bridge.
-///
-/// # Errors
-/// The reason why there are none.
+/// Rules on the lab's bridge. Error: the reason why there are none.
 pub fn nft() -> Result<(), String> {
     AVAILABLE.nft.clone()
 }
 
-/// Shapers in the lab.
-///
-/// # Errors
-/// The reason why there are none.
+/// Shapers in the lab. Error: the reason why there are none.
 pub fn tc() -> Result<(), String> {
     AVAILABLE.tc.clone()
 }
 
-/// The switch of segmentation offload.
-///
-/// # Errors
-/// The reason why there is none.
+/// The switch of segmentation offload. Error: the reason why there is none.
 pub fn ethtool() -> Result<(), String> {
     AVAILABLE.ethtool.clone()
 }
 
-/// The capabilities of root outside of any user namespace.
-///
-/// # Errors
-/// The privilege that the process has instead.
+/// The capabilities of root outside of any user namespace. Error: the privilege that the process
+/// has instead.
 pub fn machine_root() -> Result<(), String> {
     match AVAILABLE.privilege {
         Some(Privilege::Machine) => Ok(()),
@@ -121,10 +107,7 @@ pub fn machine_root() -> Result<(), String> {
     }
 }
 
-/// Devices with this backend in the lab.
-///
-/// # Errors
-/// The reason why there are none.
+/// Devices with this backend in the lab. Error: the reason why there are none.
 pub fn backend(backend: Backend) -> Result<(), String> {
     lab()?;
     match backend {
@@ -134,7 +117,6 @@ pub fn backend(backend: Backend) -> Result<(), String> {
 }
 
 /// The backends that can be had in the lab. The others are reported as skipped parts of a test.
-#[must_use]
 pub fn backends(test: &str) -> Vec<Backend> {
     let all = [Backend::Udp, Backend::Packet, Backend::Xdp].into_iter();
     all.filter(|netdev| {
@@ -145,10 +127,8 @@ pub fn backends(test: &str) -> Vec<Backend> {
     .collect()
 }
 
-/// A virtual machine with a tap in the lab. The host can drop its packets.
-///
-/// # Errors
-/// The reason why there is none.
+/// A virtual machine with a tap in the lab. The host can drop its packets. Error: the reason why
+/// there is none.
 pub fn guest() -> Result<(), String> {
     if cfg!(not(target_arch = "x86_64")) {
         return Err("needs an x86-64 machine".into());
@@ -163,10 +143,7 @@ pub fn guest() -> Result<(), String> {
     }
 }
 
-/// A program on the search path or among the system's.
-///
-/// # Errors
-/// The program is not installed.
+/// A program on the search path or among the system's. Error: the program is not installed.
 pub fn program(name: &str) -> Result<(), String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(Into::into);

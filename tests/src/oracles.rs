@@ -117,10 +117,8 @@ impl Oracles {
         self
     }
 
-    /// Checks all rules.
-    ///
-    /// # Panics
-    /// If the test breaks a rule, or keeps a rule that it says it always breaks.
+    /// Checks all rules. Panics if the test breaks a rule, or keeps a rule that it says it always
+    /// breaks.
     fn ask(&self) {
         let mut wrong = String::new();
         for (oracle, broken) in [
@@ -275,10 +273,8 @@ fn loses(counters: &DeviceCounters) -> bool {
     dropped + port + refused.0 + handed_over.1 > 0
 }
 
-/// Waits until the background threads of these devices do nothing for [`QUIET`].
-///
-/// # Errors
-/// They never become idle; the text has the number of their rounds.
+/// Waits until the background threads of these devices do nothing for [`QUIET`]. Error: they never
+/// become idle; the text has the number of their rounds.
 pub fn becomes_idle(devices: &[&Context]) -> Result<(), String> {
     let rounds = || devices.iter().map(|ctx| ctx.background_rounds()).collect::<Vec<_>>();
     std::thread::sleep(SETTLES);

@@ -38,20 +38,13 @@ pub struct Done {
 }
 
 impl Done {
-    /// The last line of standard output, parsed as JSON.
-    ///
-    /// # Panics
-    /// If it is not JSON.
-    #[must_use]
+    /// The last line of standard output, parsed as JSON. Panics if it is not JSON.
     pub fn json(&self) -> Value {
         let line = self.out.lines().last().unwrap_or_else(|| panic!("no output: {}", self.err));
         serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
     }
 
-    /// Asserts that the command succeeded.
-    ///
-    /// # Panics
-    /// If it did not.
+    /// Asserts that the command succeeded. Panics if it did not.
     #[track_caller]
     pub fn succeeded(self) -> Self {
         assert_eq!(self.status, 0, "{}{}", self.out, self.err);
@@ -59,10 +52,7 @@ impl Done {
     }
 
     /// Asserts that the command failed with `status`, and that its standard error contains all of
-    /// `words`.
-    ///
-    /// # Panics
-    /// If it did not.
+    /// `words`. Panics if it did not.
     #[track_caller]
     pub fn failed(self, status: i32, words: &[&str]) -> Self {
         assert_eq!(self.status, status, "{}{}", self.out, self.err);
@@ -77,10 +67,7 @@ impl Done {
 ///
 /// A shell that is not interactive starts background jobs with SIGINT ignored, and each process
 /// hands that on to its children. A signal that it handles it hands on with the default action
-/// (execve(2)).
-///
-/// # Panics
-/// The kernel refuses a handler.
+/// (execve(2)). Panics if the kernel refuses a handler.
 pub fn hand_on_no_ignored_signal() {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     static ONCE: Once = Once::new();
@@ -93,20 +80,14 @@ pub fn hand_on_no_ignored_signal() {
 }
 
 impl Running {
-    /// Starts a command.
-    ///
-    /// # Panics
-    /// If it cannot be started.
+    /// Starts a command. Panics if it cannot be started.
     pub fn start(command: &mut Command) -> Self {
         hand_on_no_ignored_signal();
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Self::of(ChildGuard::spawn(command).unwrap())
     }
 
-    /// A child with pipes as its outputs.
-    ///
-    /// # Panics
-    /// If its outputs are not pipes.
+    /// A child with pipes as its outputs. Panics if its outputs are not pipes.
     #[must_use]
     pub fn of(mut child: ChildGuard) -> Self {
         let mut stdout = child.child_mut().stdout.take().unwrap();
@@ -125,19 +106,15 @@ impl Running {
         Self { child, stdout, lines, heard: String::new() }
     }
 
-    /// Waits for a line of its standard error that contains `what`.
-    ///
-    /// # Panics
-    /// If it does not come in [`PATIENCE`].
+    /// Waits for a line of its standard error that contains `what`. Panics if it does not come in
+    /// [`PATIENCE`].
     #[track_caller]
     pub fn says(&mut self, what: &str) {
         self.hears(what, |line| line.contains(what));
     }
 
-    /// Waits for a line of its standard error that `suits`. `what` names it.
-    ///
-    /// # Panics
-    /// As [`says`](Self::says).
+    /// Waits for a line of its standard error that `suits`. `what` names it. Panics as
+    /// [`says`](Self::says).
     #[track_caller]
     pub fn hears(&mut self, what: &str, mut suits: impl FnMut(&str) -> bool) {
         let deadline = Instant::now() + PATIENCE;
@@ -154,21 +131,13 @@ impl Running {
         }
     }
 
-    /// Waits for the command to end.
-    ///
-    /// # Panics
-    /// If it does not end within [`PATIENCE`].
-    #[must_use]
+    /// Waits for the command to end. Panics if it does not end within [`PATIENCE`].
     #[track_caller]
     pub fn finish(self) -> Done {
         self.finish_within(PATIENCE)
     }
 
-    /// Waits for the command to end.
-    ///
-    /// # Panics
-    /// If it does not end in this time.
-    #[must_use]
+    /// Waits for the command to end. Panics if it does not end in this time.
     #[track_caller]
     pub fn finish_within(mut self, limit: Duration) -> Done {
         let status = self.child.wait(limit).unwrap().code().unwrap_or(-1);

@@ -44,10 +44,7 @@ pub const ADDRESS_VARIABLE: &str = "ROCINANTE_TEST_ADDRESS";
 
 impl KernelDevice {
     /// The device that [`DEVICE_VARIABLE`] and [`ADDRESS_VARIABLE`] name; `None` if they are not
-    /// set.
-    ///
-    /// # Errors
-    /// Only one of them is set, or the address is not valid.
+    /// set. Error: only one of them is set, or the address is not valid.
     pub fn from_environment() -> Result<Option<Self>, String> {
         let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         match (variable(DEVICE_VARIABLE), variable(ADDRESS_VARIABLE)) {
@@ -61,10 +58,7 @@ impl KernelDevice {
     }
 
     /// Its address of this family: the given one, or the first of the device that is not
-    /// link-local.
-    ///
-    /// # Errors
-    /// It has none, or the device cannot be opened.
+    /// link-local. Error: it has none, or the device cannot be opened.
     pub fn address_of(&self, family: Family) -> Result<IpAddr, String> {
         let fits = |address: &IpAddr| match address {
             IpAddr::V4(_) => family == Family::V4,
@@ -158,11 +152,7 @@ impl Setup {
         self
     }
 
-    /// The backend of the software device.
-    ///
-    /// # Panics
-    /// If it runs on a device of the kernel.
-    #[must_use]
+    /// The backend of the software device. Panics if it runs on a device of the kernel.
     pub(crate) fn backend(&self) -> Backend {
         match self.on {
             On::Software(backend) => backend,

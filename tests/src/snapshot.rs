@@ -5,10 +5,8 @@ use std::path::Path;
 /// Names the environment variable that, set to 1, writes the snapshots anew instead of comparing.
 pub const BLESS_VARIABLE: &str = "ROCINANTE_BLESS";
 
-/// Compares `text` with `tests/data/snapshots/<name>`.
-///
-/// # Panics
-/// If they differ, with the first line that does and the command that accepts the new text.
+/// Compares `text` with `tests/data/snapshots/<name>`. Panics if they differ, with the first line
+/// that does and the command that accepts the new text.
 pub fn assert_snapshot(name: &str, text: &str) {
     let path = crate::captures::data_dir().join("snapshots").join(name);
     if std::env::var(BLESS_VARIABLE).is_ok_and(|value| value == "1") {

@@ -19,10 +19,7 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Begins to capture at `device` in `netns`.
-    ///
-    /// # Errors
-    /// The text that tshark printed.
+    /// Begins to capture at `device` in `netns`. Error: the text that tshark printed.
     pub fn start(netns: &Netns, device: &str) -> Result<Self, String> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -45,11 +42,9 @@ impl Capture {
     }
 
     /// These fields of each packet captured so far; of each field only its first value. tshark
-    /// writes packets with a delay, and may have written the last one only in part.
-    ///
-    /// # Errors
-    /// tshark cannot be started; or it fails, as it does while the last packet is written only in
-    /// part; or it calls a packet malformed.
+    /// writes packets with a delay, and may have written the last one only in part. Error: tshark
+    /// cannot be started; or it fails, as it does while the last packet is written only in part; or
+    /// it calls a packet malformed.
     pub fn packets(&self, fields: &[&str]) -> Result<Vec<Vec<String>>, String> {
         let mut command = Command::new("tshark");
         command.arg("-r").arg(&self.file);
@@ -78,10 +73,8 @@ impl Capture {
         text.lines().map(packet).collect()
     }
 
-    /// Ends the capture: all captured packets are written.
-    ///
-    /// # Errors
-    /// tshark does not end, or reports an error.
+    /// Ends the capture: all captured packets are written. Error: tshark does not end, or reports
+    /// an error.
     pub fn stop(&mut self) -> Result<(), String> {
         self.tshark.signal(Signal::SIGINT);
         let ended = self.tshark.wait(Duration::from_secs(30)).map_err(|error| error.to_string())?;
@@ -97,7 +90,6 @@ impl Drop for Capture {
 }
 
 /// Numbers that tshark prints, decimal or hexadecimal; and its truth values, as 1 and 0.
-#[must_use]
 pub fn number(text: &str) -> Option<u64> {
     let text = text.trim();
     match text {

@@ -51,7 +51,6 @@ exec $PROGRAM >/dev/null 2>&1
 "#;
 
 /// The device at the first or second end of an encrypted link.
-#[must_use]
 pub fn address(index: usize, family: Family) -> IpAddr {
     let host = index as u8 + 1;
     match family {
@@ -60,10 +59,7 @@ pub fn address(index: usize, family: Family) -> IpAddr {
     }
 }
 
-/// The requirements of encrypted links.
-///
-/// # Errors
-/// The reason why there are none.
+/// The requirements of encrypted links. Error: the reason why there are none.
 pub fn available() -> Result<(), String> {
     need::machine_root()?;
     need::nft()?;
@@ -80,10 +76,7 @@ fn program() -> Option<(String, &'static str)> {
 }
 
 /// Joins the first two containers of a lab by an encrypted link whose packets fit `underlay`, an
-/// MTU in bytes.
-///
-/// # Panics
-/// If it cannot be made: ask [`available`] first.
+/// MTU in bytes. Panics if it cannot be made: ask [`available`] first.
 #[must_use]
 pub fn join(lab: &Lab, underlay: u32) -> [ChildGuard; 2] {
     let (program, kind) = program().expect("the caller asked");

@@ -132,7 +132,6 @@ const TOUCHES: [Touch; 9] = [
 ];
 
 impl Touch {
-    /// Whether it stores there.
     fn stores(self) -> bool {
         !matches!(self, Self::PeerReads | Self::Send | Self::Write)
     }

@@ -27,7 +27,6 @@ const TRY: &str = "set -e
     podman run --rm --network none --read-only --ulimit nofile=1024:1024 --ulimit nproc=1024:1024 \
         \"$2\" --version";
 
-/// An image.
 struct Image {
     name: &'static str,
     /// Files of a processor's folder, and where they are in the image.

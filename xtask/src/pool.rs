@@ -86,7 +86,6 @@ fn wait(command: &mut Command, limit: Duration) -> std::io::Result<Option<ExitSt
 mod tests {
     use super::*;
 
-    /// How the scripts end, by name.
     fn all(name: &str, slots: usize, limit: Duration, scripts: &[(&str, String)]) -> Vec<Ended> {
         let logs = crate::files::scratch(&format!("pool-{name}")).expect("a folder");
         let job = |(name, script): &(&str, String)| {

@@ -20,7 +20,6 @@ use std::time::{Duration, Instant};
 /// The selection of tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope<'a> {
-    /// Everything.
     All,
     /// A selection that takes minutes: only the first steps and the tests, no program of [`SLOW`].
     Quick,

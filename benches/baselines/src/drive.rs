@@ -79,7 +79,6 @@ impl Task {
     }
 
     /// The planned duration, including the time before the count starts.
-    #[must_use]
     pub fn planned(&self) -> Duration {
         let time = |phase| match phase {
             Phase::Flood { warm_up, time } => warm_up + time.mul_f64(LONGER),
@@ -122,10 +121,8 @@ enum Phase {
     PingPong { time: Duration },
 }
 
-/// Measures each of `tasks`, together with [`answer`] at the other end of `exchange`.
-///
-/// # Errors
-/// The interface is gone, or the peer silent.
+/// Measures each of `tasks`, together with [`answer`] at the other end of `exchange`. Error: the
+/// interface is gone, or the peer silent.
 pub fn measure(
     link: &mut impl Link,
     exchange: &mut Exchange,
@@ -176,10 +173,7 @@ fn receive_count(exchange: &mut Exchange) -> Result<Received, VerbsError> {
     serde_json::from_str(&line).map_err(|_| exchange.error(format_args!("it sent {line}")))
 }
 
-/// The other side of [`measure`].
-///
-/// # Errors
-/// The interface is gone, or the peer silent.
+/// The other side of [`measure`]. Error: the interface is gone, or the peer silent.
 pub fn answer(
     link: &mut impl Link,
     exchange: &mut Exchange,

@@ -81,17 +81,12 @@ pub trait Link {
     /// The limits of one [`send`](Self::send).
     fn limits(&self) -> RunLimits;
 
-    /// Sends packets of one size; the last may be shorter. `false` if there is no room now.
-    ///
-    /// # Errors
-    /// The interface is gone, or never takes such packets.
+    /// Sends packets of one size; the last may be shorter. `false` if there is no room now. Error:
+    /// the interface is gone, or never takes such packets.
     fn send(&mut self, run: &[Packet<'_>]) -> io::Result<bool>;
 
     /// Hands a burst of received datagrams to `take`; returns the number of datagrams that were not
-    /// whole or not ours.
-    ///
-    /// # Errors
-    /// The interface is gone.
+    /// whole or not ours. Error: the interface is gone.
     fn receive(&mut self, take: impl FnMut(Arrived<'_>)) -> io::Result<u64>;
 }
 

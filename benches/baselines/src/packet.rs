@@ -43,10 +43,7 @@ pub struct PacketLink {
 
 impl PacketLink {
     /// Opens the sockets on the interface that has the local address; the peer's Ethernet address
-    /// is `mac`.
-    ///
-    /// # Errors
-    /// No `CAP_NET_RAW`, or UDP/4791 is taken.
+    /// is `mac`. Error: no `CAP_NET_RAW`, or UDP/4791 is taken.
     pub fn open(flow: Flow, mac: [u8; 6]) -> io::Result<Self> {
         let interface = Interface::by_address(IpAddr::V4(flow.local))?;
         let guard = guard(flow)?;

@@ -31,10 +31,8 @@ pub struct PortLink<P> {
 }
 
 impl<P: Port> PortLink<P> {
-    /// Uses `port`, and waits until it has resolved the way to the peer.
-    ///
-    /// # Errors
-    /// There is no route to the peer.
+    /// Uses `port`, and waits until it has resolved the way to the peer. Error: there is no route
+    /// to the peer.
     pub fn new(mut port: P, flow: Flow) -> io::Result<Self> {
         let path = port.add_path(&PathSpec {
             local: IpAddr::V4(flow.local),

@@ -49,10 +49,7 @@ impl Driven {
 }
 
 impl QuinnLink {
-    /// Opens both sockets.
-    ///
-    /// # Errors
-    /// UDP/4791 is taken, or the address is not local.
+    /// Opens both sockets. Error: UDP/4791 is taken, or the address is not local.
     pub fn open(flow: Flow) -> io::Result<Self> {
         let sender = Driven::bind(SocketAddrV4::new(flow.local, SRC_PORT))?;
         let receiver = Driven::bind(SocketAddrV4::new(flow.local, ROCE_PORT))?;

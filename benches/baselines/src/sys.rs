@@ -215,10 +215,7 @@ pub struct Tally(&'static AtomicU64);
 impl Tally {
     const BYTES: usize = 4096;
 
-    /// Creates the memory.
-    ///
-    /// # Errors
-    /// No descriptors or memory are left.
+    /// Creates the memory. Error: no descriptors or memory are left.
     pub fn file() -> io::Result<File> {
         let flags = libc::MFD_CLOEXEC;
         // SAFETY: the name is a C string; a non-negative result is a descriptor without another
@@ -229,10 +226,8 @@ impl Tally {
         Ok(file)
     }
 
-    /// Maps the memory of `file`, until the process ends.
-    ///
-    /// # Errors
-    /// `file` was not created by [`file`](Self::file).
+    /// Maps the memory of `file`, until the process ends. Error: `file` was not created by
+    /// [`file`](Self::file).
     pub fn map(file: &File) -> io::Result<Self> {
         if file.metadata()?.len() != Self::BYTES as u64 {
             return Err(io::ErrorKind::InvalidInput.into());

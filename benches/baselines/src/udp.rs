@@ -29,10 +29,7 @@ pub struct UdpLink {
 }
 
 impl UdpLink {
-    /// Opens both sockets.
-    ///
-    /// # Errors
-    /// UDP/4791 is taken, or the address is not local.
+    /// Opens both sockets. Error: UDP/4791 is taken, or the address is not local.
     pub fn open(flow: Flow) -> io::Result<Self> {
         let (sender, receiver) = (Socket::udp()?, Socket::udp()?);
         for (socket, port) in [(&sender, SRC_PORT), (&receiver, ROCE_PORT)] {

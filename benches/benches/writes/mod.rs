@@ -7,10 +7,7 @@ use rocinante::{Mr, Qp, WcStatus};
 use rocinante_tests::harness::{Side, wr};
 
 /// Writes all of `mine` over all of `its`, with `depth` WRITEs in flight, for `time`. Returns Gb/s
-/// of acknowledged bytes.
-///
-/// # Panics
-/// If a request fails.
+/// of acknowledged bytes. Panics if a request fails.
 pub(crate) fn goodput(
     side: &Side,
     qp: &Qp,
@@ -28,7 +25,6 @@ pub(crate) fn goodput(
         done += 1;
         post(done);
     }
-    #[allow(clippy::cast_precision_loss)]
     let gigabits = done as f64 * mine.len() as f64 * 8.0 / start.elapsed().as_nanos() as f64;
     (0..depth).for_each(|_| assert_eq!(side.next().status, WcStatus::Success));
     gigabits

@@ -24,7 +24,7 @@ use self::machine::Mode;
 use self::plan::Choice;
 use self::run::Bench;
 use crate::workers::{Congestion, PlaceArgs, Provider};
-use rocinante_cli::output::{Failure, Output};
+use rocinante_cli::output::{Failure, Output, Result};
 use rocinante_cli::session::mtu;
 
 /// Measure everything: bandwidth, rate and latency of all backends beside their raw baselines and
@@ -81,7 +81,6 @@ pub struct Args {
 }
 
 /// Runs the command.
-#[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
     match measure(args, out) {
@@ -93,7 +92,7 @@ pub fn run(args: &Args) -> ExitCode {
 impl Args {
     /// The choice of what to measure, on a machine that is `slowness` times slower than an ordinary
     /// one.
-    fn choice(&self, slowness: f64) -> Result<Choice, Failure> {
+    fn choice(&self, slowness: f64) -> Result<Choice> {
         let usual = slowness * if self.quick { 0.08 } else { 0.25 };
         let seconds = self.seconds.unwrap_or(usual);
         if seconds.is_nan() || !(0.01..=60.0).contains(&seconds) {
@@ -112,7 +111,7 @@ impl Args {
     }
 }
 
-fn measure(args: &Args, out: Output) -> Result<(), Failure> {
+fn measure(args: &Args, out: Output) -> Result {
     let slowness = Mode::now().slowness();
     let choice = args.choice(slowness)?;
     let mut bench = Bench::new(&args.place, (args.quick, args.runs), args.ports, slowness, out)?;

@@ -12,7 +12,7 @@ use rocinante::{Context, Cq, Pd, PreparedQp};
 use serde::{Deserialize, Serialize};
 
 use crate::workers::resident;
-use rocinante_cli::output::{Failure, Output};
+use rocinante_cli::output::{Failure, Output, Result};
 use rocinante_cli::session::{OpenArgs, address};
 use rocinante_lab::{LabConfig, Pair, kill_children_on_signal};
 
@@ -69,7 +69,7 @@ struct Plan {
 
 impl Plan {
     /// Checks a plan that a client sent.
-    fn check(self) -> Result<Self, Failure> {
+    fn check(self) -> Result<Self> {
         let fits = (1..=4096).contains(&self.at_a_time)
             && (1..=20_000).contains(&self.connections)
             && (1..=1024).contains(&self.depth);
@@ -139,7 +139,6 @@ impl Report {
 }
 
 /// Runs the command.
-#[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
     if args.seconds.is_nan() || !(0.01..=3600.0).contains(&args.seconds) {
@@ -174,7 +173,7 @@ impl Args {
 const ENDS_AFTER: Duration = Duration::from_secs(30);
 
 /// Runs both sides, each in a process and a namespace of its own.
-fn in_a_lab(args: &Args, out: Output) -> Result<Report, Failure> {
+fn in_a_lab(args: &Args, out: Output) -> Result<Report> {
     let failed = |error: &dyn std::fmt::Display| Failure::Failed(error.to_string());
     kill_children_on_signal().map_err(|error| failed(&error))?;
     let config = LabConfig { ipv6: false, ..LabConfig::default() };
@@ -226,12 +225,12 @@ struct Maker {
 }
 
 impl Maker {
-    fn new(ctx: &Context, depth: u32) -> Result<Self, Failure> {
+    fn new(ctx: &Context, depth: u32) -> Result<Self> {
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(2 * depth)?);
         Ok(Self { ctx: ctx.clone(), pd, cq, depth })
     }
 
-    fn make(&self) -> Result<PreparedQp, Failure> {
+    fn make(&self) -> Result<PreparedQp> {
         let qp = self.pd.qp(&self.cq, &self.cq);
         Ok(qp
             .max_send_wr(self.depth)
@@ -243,7 +242,7 @@ impl Maker {
 }
 
 /// The process's holdings: resident bytes and descriptors.
-fn holdings() -> Result<(u64, i64), Failure> {
+fn holdings() -> Result<(u64, i64)> {
     let failed = |what: &str| Failure::Failed(format!("cannot read {what}"));
     let descriptors =
         std::fs::read_dir("/proc/self/fd").map_err(|_| failed("/proc/self/fd"))?.count();
@@ -252,7 +251,7 @@ fn holdings() -> Result<(u64, i64), Failure> {
 }
 
 /// The growth of the process since `before`, per connection of `connections`.
-fn grown(before: (u64, i64), connections: u32) -> Result<Memory, Failure> {
+fn grown(before: (u64, i64), connections: u32) -> Result<Memory> {
     let now = holdings()?;
     Ok(Memory {
         bytes_per_connection: now.0.saturating_sub(before.0) as f64 / f64::from(connections),

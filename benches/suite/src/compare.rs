@@ -16,7 +16,7 @@ use rocinante::verbs::Mtu;
 use self::figure::{FigureKey, figures, plan};
 use self::table::Comparison;
 use crate::workers::{Figure, Link, Outcome, PlaceArgs, Places, Provider, Work};
-use rocinante_cli::output::{Failure, Output};
+use rocinante_cli::output::{Failure, Output, Result};
 use rocinante_cli::session::mtu;
 
 /// Measure several providers side by side: latency, message rate, bandwidth, processor time
@@ -55,7 +55,6 @@ pub struct Args {
 }
 
 /// Runs the command.
-#[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let output = Output { json: args.json };
     let result = compare(args, output);
@@ -65,7 +64,7 @@ pub fn run(args: &Args) -> ExitCode {
     output.end("rocinante-bench compare", &result)
 }
 
-fn compare(args: &Args, output: Output) -> Result<Comparison, Failure> {
+fn compare(args: &Args, output: Output) -> Result<Comparison> {
     if args.seconds.is_nan() || !(0.01..=60.0).contains(&args.seconds) {
         return Err(Failure::Usage("--seconds must be from 0.01 to 60".into()));
     }
@@ -105,7 +104,7 @@ fn measure(
     places: &Places,
     provider: Provider,
     mtu: Mtu,
-) -> Result<Vec<(FigureKey, f64)>, Failure> {
+) -> Result<Vec<(FigureKey, f64)>> {
     let mtu = mtu.bytes();
     let steps = plan(mtu, args.only.as_deref(), args.seconds);
     let keys: Vec<FigureKey> = steps.iter().flat_map(|step| figures(step, mtu)).collect();

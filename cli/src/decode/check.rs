@@ -49,7 +49,6 @@ pub struct Piece<'a> {
 }
 
 /// The packets of a datagram: one, unless it is a super-packet.
-#[must_use]
 pub fn pieces<'a>(datagram: &Datagram<'a>) -> Vec<Piece<'a>> {
     let template = Template::new(&datagram.ip, datagram.src_port);
     let whole = Piece {
@@ -105,7 +104,6 @@ fn segment_verdict(
     if unchanged == Verdict::Ok {
         return (unchanged, Some(id));
     }
-    #[allow(clippy::cast_possible_truncation)]
     let id = id.wrapping_add(i as u16);
     let mut numbered = *template;
     numbered.set_id(id, flags);

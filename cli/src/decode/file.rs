@@ -97,9 +97,7 @@ impl fmt::Display for ReadError {
 impl std::error::Error for ReadError {}
 
 /// Reads a capture file and gives each frame to `sink`. The path `-` means the standard input.
-///
-/// # Errors
-/// [`ReadError`]. `sink` has got the frames before it.
+/// Error: [`ReadError`]. `sink` has got the frames before it.
 pub fn read<E: Into<ReadError>>(
     path: &Path,
     sink: impl FnMut(Frame<'_>) -> Result<(), E>,
@@ -108,9 +106,6 @@ pub fn read<E: Into<ReadError>>(
 }
 
 /// As [`read`], and calls `idle` before it waits for more of the file. A signal ends the file.
-///
-/// # Errors
-/// As [`read`].
 pub fn read_live<E: Into<ReadError>>(
     path: &Path,
     idle: &dyn Fn(),

@@ -83,10 +83,8 @@ pub struct Datagram<'a> {
     pub udp_at: usize,
 }
 
-/// The RoCEv2 datagram in a frame, if there is one.
-///
-/// # Errors
-/// [`Unsupported`], if the frame cannot be read at all.
+/// The RoCEv2 datagram in a frame, if there is one. Error: [`Unsupported`], if the frame cannot be
+/// read at all.
 pub fn roce_datagram(link: LinkType, frame: &[u8]) -> Result<Option<Datagram<'_>>, Unsupported> {
     let net = network(link, frame)?;
     let datagram = match net {

@@ -33,10 +33,7 @@ pub struct Rewriter {
 }
 
 impl Rewriter {
-    /// Creates the file.
-    ///
-    /// # Errors
-    /// It cannot be created or written to, or is the file that is read.
+    /// Creates the file. Error: it cannot be created or written to, or is the file that is read.
     pub fn create(path: &Path, source: &Path) -> io::Result<Self> {
         let source = if source.as_os_str() == "-" { Path::new("/dev/stdin") } else { source };
         let [read, written] = [source, path].map(|path| {
@@ -50,10 +47,7 @@ impl Rewriter {
         Ok(Self { writer, links: Vec::new() })
     }
 
-    /// Writes one packet of a frame.
-    ///
-    /// # Errors
-    /// The file cannot be written to.
+    /// Writes one packet of a frame. Error: the file cannot be written to.
     pub fn write(
         &mut self,
         frame: &Frame<'_>,
@@ -88,10 +82,7 @@ impl Rewriter {
         Ok(self.links.len() - 1)
     }
 
-    /// Hands the buffered bytes to the kernel.
-    ///
-    /// # Errors
-    /// The file cannot be written to.
+    /// Hands the buffered bytes to the kernel. Error: the file cannot be written to.
     pub fn flush(&mut self) -> io::Result<()> {
         self.writer.get_mut().flush()
     }
@@ -107,7 +98,6 @@ fn other(error: PcapError) -> io::Error {
 /// The frame of one packet. That of a packet which is alone in its frame is as captured, but for a
 /// UDP checksum that the kernel had left to the device. Others get the headers of the super-packet
 /// with their own lengths, identification and checksums; BTH, PSN and ICRC are their own already.
-#[must_use]
 pub fn wire_frame<'a>(
     frame: &'a [u8],
     datagram: &Datagram<'_>,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rocinante::verbs::{Key, SendData, SendOp, Sge};
 use rocinante::{RecvWr, SendWr, Wc};
 
-use super::{End, MeasureError, Until, succeeded};
+use super::{End, Result, Until, succeeded};
 
 /// The operation of a bulk transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,13 +81,11 @@ pub struct BulkResult {
 
 impl BulkResult {
     /// 10⁶ messages per second.
-    #[must_use]
     pub fn mops(&self) -> f64 {
         self.messages as f64 / self.elapsed.as_secs_f64() / 1e6
     }
 
     /// 10⁹ payload bits per second.
-    #[must_use]
     pub fn gbps(&self) -> f64 {
         self.bytes as f64 * 8.0 / self.elapsed.as_secs_f64() / 1e9
     }
@@ -95,28 +93,19 @@ impl BulkResult {
 
 /// Keeps requests outstanding on every queue pair of `ends` until `what.until`, then waits for the
 /// rest. All `ends` share the device, the completion queue, the region and the peer's region. Calls
-/// `observe` with the result so far after each completion.
-///
-/// # Errors
-/// A request fails, or there is no progress.
-pub fn bulk(
-    ends: &[End<'_>],
-    what: &Bulk,
-    observe: impl FnMut(&BulkResult),
-) -> Result<BulkResult, MeasureError> {
+/// `observe` with the result so far after each completion. Error: a request fails, or there is no
+/// progress.
+pub fn bulk(ends: &[End<'_>], what: &Bulk, observe: impl FnMut(&BulkResult)) -> Result<BulkResult> {
     Ok(bulk_with_shares(ends, what, observe)?.0)
 }
 
 /// As [`bulk`]. Returns also the number of messages of each queue pair that had completed when the
-/// time was over.
-///
-/// # Errors
-/// A request fails, or there is no progress.
+/// time was over. Error: a request fails, or there is no progress.
 pub fn bulk_with_shares(
     ends: &[End<'_>],
     what: &Bulk,
     mut observe: impl FnMut(&BulkResult),
-) -> Result<(BulkResult, Vec<u64>), MeasureError> {
+) -> Result<(BulkResult, Vec<u64>)> {
     let Some(first) = ends.first() else { return Ok((BulkResult::default(), Vec::new())) };
     let places = Places::new(first, what);
     let mut streams = Stream::all(ends, what);
@@ -215,12 +204,7 @@ impl<'a> Stream<'a> {
         self.quota = self.quota.min(self.posted + 1);
     }
 
-    fn post<'p>(
-        &mut self,
-        what: &Bulk,
-        places: &'p Places,
-        list: &mut Vec<SendWr<'p>>,
-    ) -> Result<(), MeasureError> {
+    fn post<'p>(&mut self, what: &Bulk, places: &'p Places, list: &mut Vec<SendWr<'p>>) -> Result {
         list.clear();
         for _ in 0..self.room(what) {
             self.posted += 1;
@@ -285,11 +269,8 @@ impl Places {
 }
 
 /// Posts `depth` receives of `size` bytes on every queue pair of `ends`, for [`receive_bulk`]. Call
-/// it before the peer begins.
-///
-/// # Errors
-/// A receive cannot be posted.
-pub fn post_receives(ends: &[End<'_>], size: usize, depth: usize) -> Result<(), MeasureError> {
+/// it before the peer begins. Error: a receive cannot be posted.
+pub fn post_receives(ends: &[End<'_>], size: usize, depth: usize) -> Result {
     for (index, end) in ends.iter().enumerate() {
         for slot in 0..depth {
             receive(end, index, slot as u64, size)?;
@@ -298,7 +279,7 @@ pub fn post_receives(ends: &[End<'_>], size: usize, depth: usize) -> Result<(), 
     Ok(())
 }
 
-fn receive(end: &End<'_>, index: usize, slot: u64, size: usize) -> Result<(), MeasureError> {
+fn receive(end: &End<'_>, index: usize, slot: u64, size: usize) -> Result {
     let slots = (end.mr.len() / 2 / size.max(1)).max(1);
     let offset = end.landing() + slot as usize % slots * size;
     let sge = [end.mr.sge(offset, size)];
@@ -307,15 +288,13 @@ fn receive(end: &End<'_>, index: usize, slot: u64, size: usize) -> Result<(), Me
 
 /// Receives the messages that [`bulk`] sends with [`BulkOp::Send`], until the last one of every
 /// queue pair of `ends`. Call it when the peer begins: the time runs from the call on, because a
-/// first poll may find many messages at once, and all of them took time.
-///
-/// # Errors
-/// A request fails, or there is no progress.
+/// first poll may find many messages at once, and all of them took time. Error: a request fails, or
+/// there is no progress.
 pub fn receive_bulk(
     ends: &[End<'_>],
     size: usize,
     mut observe: impl FnMut(&BulkResult),
-) -> Result<BulkResult, MeasureError> {
+) -> Result<BulkResult> {
     let Some(first) = ends.first() else { return Ok(BulkResult::default()) };
     let mut result = BulkResult::default();
     let mut open = ends.len();

@@ -45,11 +45,9 @@ pub struct Connected {
 }
 
 impl Connected {
-    /// Creates queue pairs and connects them to those at the other end of `exchange`.
-    ///
-    /// # Errors
-    /// The device's limits are exceeded or it does not carry the path MTU, or the peer is silent or
-    /// has other queue pairs.
+    /// Creates queue pairs and connects them to those at the other end of `exchange`. Error: the
+    /// device's limits are exceeded or it does not carry the path MTU, or the peer is silent or has
+    /// other queue pairs.
     pub fn new(
         ctx: Context,
         how: &Connecting,
@@ -72,19 +70,16 @@ impl Connected {
     }
 
     /// The device.
-    #[must_use]
     pub fn ctx(&self) -> &Context {
         &self.ctx
     }
 
     /// The channel of the completion queue.
-    #[must_use]
     pub fn channel(&self) -> &CompChannel {
         &self.channel
     }
 
     /// The end of a measurement with the first queue pair.
-    #[must_use]
     pub fn end(&self, patience: Duration) -> End<'_> {
         let Self { ctx, cq, mr, qps, peer, .. } = self;
         End::new(ctx, &qps[0], cq, mr, *peer, patience)
@@ -92,7 +87,6 @@ impl Connected {
 
     /// The ends of a measurement, one per queue pair. The measurement gives up after `patience`
     /// without progress.
-    #[must_use]
     pub fn ends(&self, patience: Duration) -> Vec<End<'_>> {
         let Self { ctx, cq, mr, peer, .. } = self;
         self.qps.iter().map(|qp| End::new(ctx, qp, cq, mr, *peer, patience)).collect()

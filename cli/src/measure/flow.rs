@@ -10,7 +10,7 @@ use rocinante::verbs::{
 };
 use rocinante::{CompChannel, Context, Cq, Mr, Qp, RecvWr, SendWr, Wc, WcStatus};
 
-use super::{MeasureError, Until};
+use super::{MeasureError, Result, Until};
 
 /// A queue pair and the memory of its messages.
 #[derive(Debug, Clone, Copy)]
@@ -144,11 +144,8 @@ struct Run<'a, 'b> {
 impl Lanes<'_> {
     /// Posts the first receives of a flow. Call it before the peer sends. If messages of an earlier
     /// flow were lost, their receives are left and serve this flow. So a full receive queue is no
-    /// error.
-    ///
-    /// # Errors
-    /// A receive cannot be posted.
-    pub fn post_receives(&self, plan: &FlowPlan) -> Result<(), MeasureError> {
+    /// error. Error: a receive cannot be posted.
+    pub fn post_receives(&self, plan: &FlowPlan) -> Result {
         for index in 0..self.lanes.len() {
             for number in 0..plan.first_receives() {
                 match self.receive(plan, index, number) {
@@ -169,10 +166,8 @@ impl Lanes<'_> {
 
     /// Runs a flow, after [`post_receives`](Self::post_receives). Calls `observe` with the progress
     /// after each completion. Calls `idle` while nothing completes, with the time since the last
-    /// completion; it may end the flow or give up.
-    ///
-    /// # Errors
-    /// A request fails, or `idle` returns an error.
+    /// completion; it may end the flow or give up. Error: a request fails, or `idle` returns an
+    /// error.
     pub fn flow<E: From<MeasureError>>(
         &self,
         plan: &FlowPlan,
@@ -219,10 +214,7 @@ impl Lanes<'_> {
 
     /// Yields the core, or sleeps until something completes. Returns the number of completions that
     /// `look` found.
-    fn sleep(
-        &self,
-        look: impl FnOnce() -> Result<usize, MeasureError>,
-    ) -> Result<usize, MeasureError> {
+    fn sleep(&self, look: impl FnOnce() -> Result<usize>) -> Result<usize> {
         // Longest sleep before the next look at the peer.
         const NAP: Duration = Duration::from_millis(50);
         let Some(channel) = self.channel else {
@@ -270,11 +262,7 @@ impl<'a, 'b> Run<'a, 'b> {
         }
     }
 
-    fn post<'p>(
-        &mut self,
-        places: &'p [[Sge; 1]],
-        list: &mut Vec<SendWr<'p>>,
-    ) -> Result<(), MeasureError> {
+    fn post<'p>(&mut self, places: &'p [[Sge; 1]], list: &mut Vec<SendWr<'p>>) -> Result {
         if !self.plan.sends {
             return Ok(());
         }
@@ -314,7 +302,7 @@ impl<'a, 'b> Run<'a, 'b> {
     }
 
     /// Takes completions, and returns their number.
-    fn look(&mut self, out: &mut [Wc; 32]) -> Result<usize, MeasureError> {
+    fn look(&mut self, out: &mut [Wc; 32]) -> Result<usize> {
         let completed = self.lanes.cq.poll(out).map_err(MeasureError::from)?;
         let found = completed.len();
         for wc in completed {
@@ -330,7 +318,7 @@ impl<'a, 'b> Run<'a, 'b> {
         Ok(found)
     }
 
-    fn complete(&mut self, wc: &Wc) -> Result<(), MeasureError> {
+    fn complete(&mut self, wc: &Wc) -> Result {
         let index = (wc.wr_id >> NUMBER_BITS) as usize;
         let count = &mut self.counts[index];
         if wc.opcode != WcOpcode::Recv {

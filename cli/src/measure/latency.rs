@@ -8,7 +8,7 @@ use rocinante::verbs::{GRH_LEN, SendData, SendOp, WcOpcode};
 use rocinante::{RecvWr, SendWr, Wc};
 use serde::{Deserialize, Serialize};
 
-use super::{End, MeasureError, Until, sleep, succeeded};
+use super::{End, MeasureError, Result, Until, sleep, succeeded};
 
 /// The side of a ping-pong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,10 +73,8 @@ pub enum Pinging {
 
 /// Ping-pong of WRITEs of `size` bytes (1 to half the region) between two sides that poll their
 /// memory. Records half the time of each round trip in `times`, in nanoseconds. The second side
-/// ignores `until`, and records nothing. Both sides meet at a barrier before they begin.
-///
-/// # Errors
-/// A request fails, or there is no progress.
+/// ignores `until`, and records nothing. Both sides meet at a barrier before they begin. Error: a
+/// request fails, or there is no progress.
 pub fn write_latency(
     end: &End<'_>,
     exchange: &mut Exchange,
@@ -85,7 +83,7 @@ pub fn write_latency(
     size: usize,
     until: Until,
     times: &mut impl Times,
-) -> Result<(), MeasureError> {
+) -> Result {
     let signal_every = match pinging {
         Pinging::Usual => SIGNAL_EVERY,
         Pinging::Signaled => 1,
@@ -147,7 +145,7 @@ impl<'a> Pings<'a> {
         Self { end, size, inline, signal_every, posted: 0, unfinished: 0, buffer: vec![0; size] }
     }
 
-    fn write(&mut self, mark: u8) -> Result<(), MeasureError> {
+    fn write(&mut self, mark: u8) -> Result {
         let end = self.end;
         let last = self.size - 1;
         self.buffer[last] = mark;
@@ -166,7 +164,7 @@ impl<'a> Pings<'a> {
     }
 
     /// Polls memory until the mark differs from `old`.
-    fn await_mark(&mut self, old: u8) -> Result<u8, MeasureError> {
+    fn await_mark(&mut self, old: u8) -> Result<u8> {
         let end = self.end;
         let at = end.landing() + self.size - 1;
         let (unfinished, drives) = (&mut self.unfinished, self.signal_every != u64::MAX);
@@ -188,7 +186,7 @@ impl<'a> Pings<'a> {
         })
     }
 
-    fn finish(mut self) -> Result<(), MeasureError> {
+    fn finish(mut self) -> Result {
         while self.unfinished > 0 {
             self.end.wait("acknowledgement of a WRITE")?;
             self.unfinished -= 1;
@@ -200,10 +198,7 @@ impl<'a> Pings<'a> {
 /// Ping-pong of SENDs of `size` bytes (0 to half the region). Both sides sleep on the channel of
 /// their end, or else poll the completion queue. As [`write_latency`].
 ///
-/// The receive queue must be empty.
-///
-/// # Errors
-/// A request fails, or there is no progress.
+/// The receive queue must be empty. Error: a request fails, or there is no progress.
 pub fn send_latency(
     end: &End<'_>,
     exchange: &mut Exchange,
@@ -211,7 +206,7 @@ pub fn send_latency(
     size: usize,
     until: Until,
     times: &mut impl Times,
-) -> Result<(), MeasureError> {
+) -> Result {
     let inline = size <= end.qp.query().2.max_inline_data as usize;
     let buffer = end.mr.to_vec(0, size);
     let mut sends = Sends { end, size, inline, unfinished: 0, buffer };
@@ -263,14 +258,14 @@ struct Sends<'a> {
 }
 
 impl Sends<'_> {
-    fn receive(&self) -> Result<(), MeasureError> {
+    fn receive(&self) -> Result {
         let head = if self.end.to.is_some() { GRH_LEN } else { 0 };
         let sge = [self.end.mr.sge(self.end.landing(), head + self.size)];
         Ok(self.end.qp.post_recv(&[RecvWr { wr_id: 0, sges: &sge }])?)
     }
 
     /// Sends a message. The last one has immediate data.
-    fn send(&mut self, number: u64, last: bool) -> Result<(), MeasureError> {
+    fn send(&mut self, number: u64, last: bool) -> Result {
         let end = self.end;
         let sge = [end.mr.sge(0, self.size)];
         let data = if self.inline { SendData::Inline(&self.buffer) } else { SendData::Sges(&sge) };
@@ -285,7 +280,7 @@ impl Sends<'_> {
         Ok(end.qp.post_send(&[wr])?)
     }
 
-    fn next(&self) -> Result<Wc, MeasureError> {
+    fn next(&self) -> Result<Wc> {
         const WHAT: &str = "answer to a SEND";
         let (end, Some(channel)) = (self.end, self.end.channel) else { return self.end.wait(WHAT) };
         let look = || end.cq.poll_one()?.map(succeeded).transpose();
@@ -304,7 +299,7 @@ impl Sends<'_> {
     }
 
     /// Waits for a message. Returns whether it is the last.
-    fn await_message(&mut self) -> Result<bool, MeasureError> {
+    fn await_message(&mut self) -> Result<bool> {
         loop {
             let wc = self.next()?;
             if wc.opcode == WcOpcode::Recv {
@@ -316,30 +311,20 @@ impl Sends<'_> {
 }
 
 /// READs or atomics, each posted after the previous one completed. Records the time of each in
-/// `times`, in nanoseconds.
-///
-/// # Errors
-/// A request fails, or there is no progress.
-pub fn round_trips(
-    end: &End<'_>,
-    what: RoundTrip,
-    until: Until,
-    times: &mut impl Times,
-) -> Result<(), MeasureError> {
+/// `times`, in nanoseconds. Error: a request fails, or there is no progress.
+pub fn round_trips(end: &End<'_>, what: RoundTrip, until: Until, times: &mut impl Times) -> Result {
     round_trips_apart(end, what, Duration::ZERO, until, times)
 }
 
-/// As [`round_trips`], with the time `apart` between a completion and the next post.
-///
-/// # Errors
-/// A request fails, or there is no progress.
+/// As [`round_trips`], with the time `apart` between a completion and the next post. Error: a
+/// request fails, or there is no progress.
 pub fn round_trips_apart(
     end: &End<'_>,
     what: RoundTrip,
     apart: Duration,
     until: Until,
     times: &mut impl Times,
-) -> Result<(), MeasureError> {
+) -> Result {
     let (remote, rkey) = (end.remote.address, end.remote.rkey);
     let (op, size) = match what {
         RoundTrip::Read(size) => (SendOp::Read { remote, rkey }, size),
@@ -380,9 +365,7 @@ mod tests {
     use rocinante::verbs::{ModifyAttr, QpState};
 
     /// The round trips that a measurement records.
-    fn timed(
-        measure: impl FnOnce(&mut Histogram<u64>) -> Result<(), MeasureError>,
-    ) -> Result<Histogram<u64>, MeasureError> {
+    fn timed(measure: impl FnOnce(&mut Histogram<u64>) -> Result) -> Result<Histogram<u64>> {
         let mut times = histogram();
         measure(&mut times).map(|()| times)
     }

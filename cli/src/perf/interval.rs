@@ -13,10 +13,7 @@ use crate::measure::{self, BulkResult, Times, record};
 use crate::output::{Output, object};
 use crate::ticks::Ticks;
 
-/// Parses an interval of the command line, in seconds.
-///
-/// # Errors
-/// The text is no number from 0.1 to 86400.
+/// Parses an interval of the command line, in seconds. Error: it is none from 0.1 to 86400.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.1..=86_400.0).contains(seconds));
     let seconds = seconds.ok_or("an interval is 0.1 to 86400 seconds")?;

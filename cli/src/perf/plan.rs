@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::test::{Atomic, Service, Test};
 use crate::measure::{Bulk, BulkOp, Until};
-use crate::output::Failure;
+use crate::output::{Failure, Result};
 
 /// Largest message in bytes.
 pub const SIZE_MAX: u32 = 1 << 30;
@@ -62,11 +62,8 @@ pub struct Given {
 }
 
 impl Given {
-    /// Checks that the options suit the test.
-    ///
-    /// # Errors
-    /// An option does not suit the test.
-    pub fn check(&self, test: Test) -> Result<(), Failure> {
+    /// Checks that the options suit the test. Error: an option does not suit the test.
+    pub fn check(&self, test: Test) -> Result {
         let usage = |what: &str| Err(Failure::Usage(what.to_owned()));
         if !test.is_bandwidth() {
             let given = [
@@ -99,7 +96,6 @@ impl Given {
     }
 
     /// The plan of a client with these options.
-    #[must_use]
     pub fn plan(&self, test: Test) -> Plan {
         let bulk = test.is_bandwidth();
         let connection = self.connection.unwrap_or_default();
@@ -188,11 +184,9 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Checks that the plan can be carried out. It may come from a peer.
-    ///
-    /// # Errors
-    /// A parameter is out of range. The text names it.
-    pub fn check(&self, test: Test) -> Result<(), Failure> {
+    /// Checks that the plan can be carried out. It may come from a peer. Error: a parameter is out
+    /// of range. The text names it.
+    pub fn check(&self, test: Test) -> Result {
         let depths = DEPTH_MAX;
         let ranges = [
             ("size", self.size, i64::from(SIZE_MAX)),
@@ -238,13 +232,11 @@ impl Plan {
     }
 
     /// Entries of the completion queue that all queue pairs share.
-    #[must_use]
     pub fn completions(&self) -> u64 {
         u64::from(self.qps) * (u64::from(self.tx_depth) + u64::from(self.rx_depth))
     }
 
     /// The requested path MTU.
-    #[must_use]
     pub fn path_mtu(&self) -> Option<Mtu> {
         self.mtu.and_then(Mtu::from_bytes)
     }
@@ -257,7 +249,6 @@ impl Plan {
     }
 
     /// The options of the connections.
-    #[must_use]
     pub fn options(&self) -> ConnectOptions {
         ConnectOptions::default()
             .mtu(self.path_mtu())
@@ -268,7 +259,6 @@ impl Plan {
     }
 
     /// The end of the measurement with messages of `size` bytes, on each queue pair.
-    #[must_use]
     pub fn until(&self, size: usize) -> Until {
         match (self.duration, self.iters) {
             (Some(seconds), _) => Until::Time(Duration::from_secs(seconds)),
@@ -281,7 +271,6 @@ impl Plan {
     }
 
     /// The bulk transfer of `size` bytes per message, over all queue pairs.
-    #[must_use]
     pub fn bulk(&self, op: BulkOp, size: usize, inline: bool) -> Bulk {
         let until = match self.until(size) {
             Until::Messages(each) => Until::Messages(each.saturating_mul(self.qps.into())),

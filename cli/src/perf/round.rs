@@ -17,7 +17,7 @@ use super::table::{Bandwidth, Row};
 use super::test::{Atomic, Service, Test};
 use crate::ending;
 use crate::measure::{self, End, MeasureError};
-use crate::output::{Failure, Output};
+use crate::output::{Failure, Output, Result};
 use crate::pingpong::Place;
 use crate::session::join::{Joined, QKEY, Target, Theirs};
 use crate::session::{self, Session, diagnosis, progress};
@@ -64,17 +64,15 @@ pub struct Round<'a> {
 }
 
 impl<'a> Round<'a> {
-    /// Creates and connects the queue pairs.
-    ///
-    /// # Errors
-    /// A limit is exceeded, the path MTU does not fit, or the peer is gone.
+    /// Creates and connects the queue pairs. Error: a limit is exceeded, the path MTU does not fit,
+    /// or the peer is gone.
     pub fn connect(
         session: &mut Session,
         test: Test,
         plan: &'a Plan,
         size: usize,
         how: Own,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self> {
         let ctx = session.ctx.clone();
         let pd = ctx.alloc_pd();
         let channel = how.events.then(|| ctx.create_comp_channel()).transpose()?;
@@ -136,13 +134,11 @@ impl<'a> Round<'a> {
     }
 
     /// The path MTU.
-    #[must_use]
     pub fn mtu(&self) -> Mtu {
         self.mtu
     }
 
     /// The first queue pair, and the peer's.
-    #[must_use]
     pub fn ends_of_first(&self) -> [Place; 2] {
         self.ends
     }
@@ -153,10 +149,7 @@ impl<'a> Round<'a> {
         self.plan.connection != Service::Ud || self.size <= self.mtu.bytes() as usize
     }
 
-    /// As [`fits`](Self::fits).
-    ///
-    /// # Errors
-    /// They do not fit. The text names the largest size that fits.
+    /// As [`fits`](Self::fits). Error: they do not fit. The text names the largest size that fits.
     pub fn check_size(&self) -> Result<(), String> {
         let (size, mtu) = (self.size, self.mtu);
         let what =
@@ -165,7 +158,6 @@ impl<'a> Round<'a> {
     }
 
     /// Describes the measurement of both sides, in a few lines.
-    #[must_use]
     pub fn banner(&self, session: &Session) -> String {
         let Self { test, plan, mtu, peer, ctx, .. } = self;
         let (verb, peer_is) =
@@ -195,11 +187,8 @@ impl<'a> Round<'a> {
     }
 
     /// Measures. Returns `None` at the server of a one-sided test. If it fails, the row so far is
-    /// printed.
-    ///
-    /// # Errors
-    /// A request fails, there is no progress, or the peer is gone.
-    pub fn measure(&self, session: &mut Session, out: Output) -> Result<Option<Row>, Failure> {
+    /// printed. Error: a request fails, there is no progress, or the peer is gone.
+    pub fn measure(&self, session: &mut Session, out: Output) -> Result<Option<Row>> {
         let ends = self.ends();
         if self.test == Test::SendBw {
             let posted = match self.flow() {
@@ -253,7 +242,7 @@ impl<'a> Round<'a> {
     }
 
     /// Adds up the results of both sides, which measured at the same time.
-    fn sum(&self, session: &mut Session, row: Bandwidth) -> Result<Row, Failure> {
+    fn sum(&self, session: &mut Session, row: Bandwidth) -> Result<Row> {
         let own = serde_json::to_string(&row).expect("a result is JSON");
         session.enter("telling results");
         session.exchange.say(&own)?;

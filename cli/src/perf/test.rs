@@ -7,7 +7,7 @@ use rocinante::verbs::QpType;
 use serde::{Deserialize, Serialize};
 
 use crate::measure::BulkOp;
-use crate::output::Failure;
+use crate::output::{Failure, Result};
 
 /// The measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
@@ -56,13 +56,11 @@ impl fmt::Display for Test {
 
 impl Test {
     /// The command's words after `rocinante`.
-    #[must_use]
     pub fn command(self) -> String {
         format!("perf {self}")
     }
 
     /// The operation of a bandwidth test; `None` for latencies.
-    #[must_use]
     pub const fn bulk(self, atomic: Atomic) -> Option<BulkOp> {
         match self {
             Self::SendBw => Some(BulkOp::Send),
@@ -135,11 +133,9 @@ pub enum Service {
 }
 
 impl Service {
-    /// The service of this name that a test can use.
-    ///
-    /// # Errors
-    /// There is no such service, or it has no such operations.
-    pub fn of(name: &str, test: Test) -> Result<Self, Failure> {
+    /// The service of this name that a test can use. Error: there is no such service, or it has no
+    /// such operations.
+    pub fn of(name: &str, test: Test) -> Result<Self> {
         let found = match name.to_ascii_uppercase().as_str() {
             "RC" => Some(Self::Rc),
             "UC" if test.is_send() || test.is_write() => Some(Self::Uc),
@@ -154,7 +150,6 @@ impl Service {
     }
 
     /// The type of its queue pairs.
-    #[must_use]
     pub const fn qp_type(self) -> QpType {
         match self {
             Self::Rc => QpType::Rc,

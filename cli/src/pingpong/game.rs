@@ -7,7 +7,7 @@ use rocinante::verbs::{SendData, Sge, WcOpcode};
 use rocinante::{CompChannel, Context, Cq, Mr, Qp, RecvWr, SendWr, VerbsError, Wc, WcStatus};
 
 use super::pattern;
-use crate::output::{Failure, Kind};
+use crate::output::{Failure, Kind, Result};
 use crate::session::diagnosis::{self, Unanswered};
 
 /// A connected queue pair and the objects that it uses.
@@ -46,11 +46,8 @@ const SPINS: u32 = 2000;
 
 impl PingPong<'_> {
     /// Posts `count` receives, all with the same memory. Each message is checked before the next
-    /// one can arrive.
-    ///
-    /// # Errors
-    /// The receive queue is full.
-    pub fn post_receives(&self, count: u32) -> Result<(), Failure> {
+    /// one can arrive. Error: the receive queue is full.
+    pub fn post_receives(&self, count: u32) -> Result {
         let sge = self.sge(self.memory.len() / 2);
         let wr = RecvWr { wr_id: 0, sges: &sge };
         (0..count)
@@ -59,10 +56,8 @@ impl PingPong<'_> {
     }
 
     /// Sends and receives `iters` messages. Sends each after the previous one was answered. Calls
-    /// `begun` after the first success, and counts each exchange in `played`.
-    ///
-    /// # Errors
-    /// A request fails, a message has wrong contents, or no message arrives.
+    /// `begun` after the first success, and counts each exchange in `played`. Error: a request
+    /// fails, a message has wrong contents, or no message arrives.
     pub fn play(
         &self,
         begins: bool,
@@ -70,7 +65,7 @@ impl PingPong<'_> {
         rx_depth: u32,
         begun: impl FnOnce(),
         played: &mut Played,
-    ) -> Result<(), Failure> {
+    ) -> Result {
         let mut begun = Some(begun);
         let (mut sent, mut completed, mut received) = (0, 0, 0);
         let mut posted = rx_depth;
@@ -112,7 +107,7 @@ impl PingPong<'_> {
         Ok(())
     }
 
-    fn send(&self, number: u64) -> Result<(), Failure> {
+    fn send(&self, number: u64) -> Result {
         if let Some(begins) = self.chk {
             let mut message = vec![0; self.size];
             pattern::fill(&mut message, seed(number, begins));
@@ -128,7 +123,7 @@ impl PingPong<'_> {
         if self.size == 0 { Vec::new() } else { vec![self.memory.sge(offset, self.size)] }
     }
 
-    fn check(&self, number: u64, wc: &Wc) -> Result<(), Failure> {
+    fn check(&self, number: u64, wc: &Wc) -> Result {
         if wc.byte_len as usize != self.size {
             let what =
                 format!("message {number} has {} bytes instead of {}", wc.byte_len, self.size);
@@ -148,7 +143,7 @@ impl PingPong<'_> {
     }
 
     /// The next completion.
-    fn next(&self, unanswered: Unanswered) -> Result<Wc, Failure> {
+    fn next(&self, unanswered: Unanswered) -> Result<Wc> {
         let deadline = Instant::now() + PATIENCE;
         let silent = || diagnosis::of_silence(self.ctx, self.peer, PATIENCE, unanswered);
         let mut spins = 0u32;

@@ -22,10 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const OF_PORTS: [Effect; 3] = [Effect::Bypassed, Effect::Binds, Effect::Binds];
 
 /// The limits of the container with this end on the host and this network namespace, and the
-/// backends that each binds. None if no agent runs, or none that knows the container.
-///
-/// # Errors
-/// Why the agent cannot be asked.
+/// backends that each binds. None if no agent runs, or none that knows the container. Error: why
+/// the agent cannot be asked.
 pub(super) fn limits(end: &str, namespace: u64) -> io::Result<Vec<(String, [Effect; 3])>> {
     let container = match ask(end) {
         Ok(container) => container.filter(|it| it["namespace"] == namespace),

@@ -214,7 +214,6 @@ impl<'a> Installed<'a> {
         Ok(this)
     }
 
-    /// The value of a counter.
     pub(super) fn count(&self, name: &str) -> Result<u64, String> {
         if let Some(tcx) = &self.tcx {
             return tcx.dropped().map_err(|error| error.to_string());

@@ -45,10 +45,8 @@ pub(super) struct Live {
 }
 
 /// Reads the path of the container `name`: a name of `ip netns`, a path, or a process. Changes
-/// nothing, unless `probe` names a peer: then one counter, which it removes.
-///
-/// # Errors
-/// There is no such container or it has no interface with a host end in the caller's namespace.
+/// nothing, unless `probe` names a peer: then one counter, which it removes. Error: there is no
+/// such container or it has no interface with a host end in the caller's namespace.
 pub(super) fn look(name: &str, probe: Option<IpAddr>) -> Result<Live, String> {
     let open =
         |path: &Path| Netns::open(path).map_err(|error| format!("{}: {error}", path.display()));

@@ -10,7 +10,7 @@ use rocinante::{
 };
 
 use crate::ending;
-use crate::output::{Failure, Kind, Output};
+use crate::output::{Failure, Kind, Output, Result};
 use crate::session::diagnosis;
 
 /// The shortest text: it has room for the round's number.
@@ -109,26 +109,14 @@ struct Advert {
 
 impl RpingGame {
     /// Plays the client.
-    pub(super) fn ask(
-        &mut self,
-        count: u64,
-        verbose: bool,
-        validate: bool,
-        out: Output,
-    ) -> Result<(), Failure> {
+    pub(super) fn ask(&mut self, count: u64, verbose: bool, validate: bool, out: Output) -> Result {
         let start = Instant::now();
         let asked = self.ask_rounds(count, verbose, validate, out);
         self.time = start.elapsed();
         asked
     }
 
-    fn ask_rounds(
-        &mut self,
-        count: u64,
-        verbose: bool,
-        validate: bool,
-        out: Output,
-    ) -> Result<(), Failure> {
+    fn ask_rounds(&mut self, count: u64, verbose: bool, validate: bool, out: Output) -> Result {
         let size = self.size as usize;
         while count == 0 || self.rounds < count {
             let text = text(self.rounds, size);
@@ -153,14 +141,14 @@ impl RpingGame {
     }
 
     /// Plays the server, until the client disconnects.
-    pub(super) fn serve(&mut self, verbose: bool, out: Output) -> Result<(), Failure> {
+    pub(super) fn serve(&mut self, verbose: bool, out: Output) -> Result {
         let start = Instant::now();
         let served = self.serve_rounds(verbose, out);
         self.time = start.elapsed();
         served
     }
 
-    fn serve_rounds(&mut self, verbose: bool, out: Output) -> Result<(), Failure> {
+    fn serve_rounds(&mut self, verbose: bool, out: Output) -> Result {
         loop {
             let advert = match self.receive_advert() {
                 Ok(advert) => advert,
@@ -201,7 +189,7 @@ impl RpingGame {
     }
 
     /// Sends the peer an advert of the text at `offset`.
-    fn advertise(&mut self, offset: usize) -> Result<(), Failure> {
+    fn advertise(&mut self, offset: usize) -> Result {
         let texts = &self.parts.texts;
         let mut advert = [0; ADVERT];
         advert[..8].copy_from_slice(&(texts.address() + offset as u64).to_be_bytes());
@@ -212,18 +200,18 @@ impl RpingGame {
     }
 
     /// Sends the advert in the control region.
-    fn send(&mut self) -> Result<(), Failure> {
+    fn send(&mut self) -> Result {
         let sge = self.parts.control.sge(OUT, ADVERT);
         self.post(SEND, SendOp::Send { imm: None }, sge)
     }
 
     /// Posts a READ or WRITE and waits for its completion.
-    fn rdma(&mut self, op: SendOp, sge: Sge) -> Result<(), Failure> {
+    fn rdma(&mut self, op: SendOp, sge: Sge) -> Result {
         self.post(RDMA, op, sge)
     }
 
     /// Posts a request and waits for its completion.
-    fn post(&mut self, wr_id: u64, op: SendOp, sge: Sge) -> Result<(), Failure> {
+    fn post(&mut self, wr_id: u64, op: SendOp, sge: Sge) -> Result {
         let sges = [sge];
         let data = SendData::Sges(&sges);
         let wr = SendWr::new(op, data).wr_id(wr_id);
@@ -233,7 +221,7 @@ impl RpingGame {
     }
 
     /// Waits for the peer's next advert, and posts its receive again.
-    fn receive_advert(&mut self) -> Result<Advert, Failure> {
+    fn receive_advert(&mut self) -> Result<Advert> {
         while self.adverts == 0 {
             self.complete()?;
         }
@@ -252,7 +240,7 @@ impl RpingGame {
     }
 
     /// The next completion.
-    fn complete(&mut self) -> Result<Wc, Failure> {
+    fn complete(&mut self) -> Result<Wc> {
         let wc = self.next()?;
         if wc.status != WcStatus::Success {
             return Err(self.failed(wc.status));
@@ -286,7 +274,7 @@ impl RpingGame {
     }
 
     /// Polls for a completion, and sleeps while there is none.
-    fn next(&self) -> Result<Wc, Failure> {
+    fn next(&self) -> Result<Wc> {
         let Parts { cq, channel, .. } = &self.parts;
         loop {
             ending::check_signal()?;

@@ -104,11 +104,8 @@ enum Part {
 }
 
 /// Starts a guardian of this process, and of the program that it becomes. Returns the value of
-/// [`GUARDIAN_VARIABLE`](rocinante_netdev::GUARDIAN_VARIABLE).
-///
-/// # Errors
-/// The program would notice: it is the one that gets the children of others. Or there is no
-/// process or descriptor left.
+/// [`GUARDIAN_VARIABLE`](rocinante_netdev::GUARDIAN_VARIABLE). Error: the program would notice: it
+/// is the one that gets the children of others. Or there is no process or descriptor left.
 pub fn start(tree: &Tree) -> io::Result<String> {
     let gets_orphans = getpid().is_init() || child_subreaper()?.is_some();
     if gets_orphans {
@@ -145,7 +142,6 @@ fn own(part: Part) -> Command {
 }
 
 /// Does a part, with the first two descriptors of this process.
-#[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let done = match args.part {
         Part::Start => {

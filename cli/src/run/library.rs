@@ -35,10 +35,8 @@ pub struct Libraries {
 }
 
 impl Libraries {
-    /// Those that belong to this executable: beside it, or in `../lib/rocinante`.
-    ///
-    /// # Errors
-    /// There are none, or their path cannot stand in the loader's variables.
+    /// Those that belong to this executable: beside it, or in `../lib/rocinante`. Error: there are
+    /// none, or their path cannot stand in the loader's variables.
     pub fn find() -> Result<Self, String> {
         let own = env::current_exe().map_err(|error| format!("/proc/self/exe: {error}"))?;
         Self::beside(own.parent().unwrap_or(Path::new("/")))
@@ -75,7 +73,6 @@ impl Libraries {
     ///
     /// The caller's own preloaded libraries come first: they may interpose on verbs. Programs with
     /// sanitizers get the options that they need, unless they are given.
-    #[must_use]
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
         let mut preload = others(&env::var_os(PRELOAD).unwrap_or_default());
         let files = [Some(&self.verbs), self.paths.as_ref()];

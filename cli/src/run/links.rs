@@ -12,13 +12,10 @@ use std::path::{Path, PathBuf};
 
 use super::own;
 
-/// The names.
 const NAMES: [&str; 2] = ["libibverbs.so.1", "libibverbs.so"];
 
-/// The library's own directory if it has both names there, else one of links to it.
-///
-/// # Errors
-/// No directory can be written to, or the one for it belongs to another user.
+/// The library's own directory if it has both names there, else one of links to it. Error: no
+/// directory can be written to, or the one for it belongs to another user.
 pub fn directory(verbs: &Path) -> io::Result<PathBuf> {
     if let Some(own) = verbs.parent().filter(|own| has_both(own, verbs)) {
         return Ok(own.to_owned());

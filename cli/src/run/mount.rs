@@ -19,11 +19,8 @@ const HARMLESS: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFl
 /// The directories that are covered.
 const COVERED: [&str; 2] = ["sys/class", "sys/devices"];
 
-/// Mounts the tree in this directory.
-///
-/// # Errors
-/// This process has not the right to (`EPERM`: CAP_SYS_ADMIN), or there is no sysfs at /sys. Then
-/// it sees all as before.
+/// Mounts the tree in this directory. Error: this process has not the right to (`EPERM`:
+/// CAP_SYS_ADMIN), or there is no sysfs at /sys. Then it sees all as before.
 pub(super) fn over(root: &Path) -> io::Result<()> {
     if is_there(root) {
         return Ok(());

@@ -6,10 +6,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 /// Calls `make` with the user's directory for such files, and with that of temporary files if the
-/// first fails or there is none.
-///
-/// # Errors
-/// What `make` says of the second.
+/// first fails or there is none. Error: what `make` says of the second.
 pub(super) fn anywhere(make: impl Fn(&Path) -> io::Result<PathBuf>) -> io::Result<PathBuf> {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").ok_or(io::ErrorKind::NotFound.into());
     // It may be that of the user that this process was before.
@@ -18,11 +15,9 @@ pub(super) fn anywhere(make: impl Fn(&Path) -> io::Result<PathBuf>) -> io::Resul
         .or_else(|_: io::Error| make(&std::env::temp_dir()))
 }
 
-/// Makes a directory that only this user writes, or finds it made.
-///
-/// # Errors
-/// It cannot be made; `PermissionDenied` if there is something else than a directory, another
-/// user's, or one that others can write.
+/// Makes a directory that only this user writes, or finds it made. Error: it cannot be made;
+/// `PermissionDenied` if there is something else than a directory, another user's, or one that
+/// others can write.
 pub(super) fn directory(path: &Path) -> io::Result<()> {
     directory_of(path, rustix::process::getuid().as_raw())
 }

@@ -22,10 +22,7 @@ const SCRIPTS_MAX: u32 = 5;
 /// Bytes of a script's first line that the kernel reads: `BINPRM_BUF_SIZE` of Linux.
 const FIRST_LINE_MAX: u64 = 256;
 
-/// The file that execvp(3) would start as `name`.
-///
-/// # Errors
-/// There is none, or it cannot be executed.
+/// The file that execvp(3) would start as `name`. Error: there is none, or it cannot be executed.
 pub fn find(name: &OsStr) -> Result<PathBuf, Refusal> {
     if name.as_bytes().contains(&b'/') {
         let path = PathBuf::from(name);
@@ -60,10 +57,7 @@ fn executable(path: &Path) -> Result<(), Refusal> {
 }
 
 /// Checks that the loader will put the libraries into the program at `path`, or into its
-/// interpreter if it is a script.
-///
-/// # Errors
-/// The reason why not.
+/// interpreter if it is a script. Error: the reason why not.
 pub fn check(path: &Path, libraries: &Libraries) -> Result<(), Refusal> {
     let Kind::Elf(ours) = Kind::of(&libraries.verbs).map_err(Refusal::cannot)? else {
         return Err(Refusal::cannot(format!("{} is no library", libraries.verbs.display())));
@@ -73,7 +67,6 @@ pub fn check(path: &Path, libraries: &Libraries) -> Result<(), Refusal> {
 }
 
 /// Why no library reaches the system calls of the program at `path`; `None` if one does.
-#[must_use]
 pub fn blindness(path: &Path) -> Option<String> {
     let (path, elf) = program_of(path, SCRIPTS_MAX).ok()??;
     (elf.loader.is_none() && !is_loader(&path))

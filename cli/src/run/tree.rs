@@ -15,10 +15,7 @@ use rocinante_netdev::sysfs::{self, Devices, PATHS_VARIABLE};
 use super::own;
 
 /// The devices of this list, and their directory. That of the program which runs this one stays,
-/// if it is for the same: a name, once given, belongs to its port.
-///
-/// # Errors
-/// As `Devices::list`.
+/// if it is for the same: a name, once given, belongs to its port. Error: as `Devices::list`.
 pub fn make(list: &str) -> io::Result<(Vec<NamedInterface>, io::Result<PathBuf>)> {
     let mut outer = Devices::of_environment();
     if let Some(root) = outer.root().map(Path::to_owned)
@@ -44,10 +41,8 @@ pub fn make(list: &str) -> io::Result<(Vec<NamedInterface>, io::Result<PathBuf>)
     Ok((found?, root))
 }
 
-/// A directory of this user's own.
-///
-/// # Errors
-/// No directory can be written to, or the one for it belongs to another user.
+/// A directory of this user's own. Error: no directory can be written to, or the one for it belongs
+/// to another user.
 fn place() -> io::Result<PathBuf> {
     let uid = rustix::process::getuid().as_raw();
     own::anywhere(|place| {

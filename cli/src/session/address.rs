@@ -9,24 +9,19 @@ use std::time::{Duration, Instant};
 use rocinante_netdev::{Interface, ROCE_PORT, Unusable, WhyUnusable, holder};
 
 use super::own::{Own, is_link_local};
-use crate::output::Failure;
+use crate::output::{Failure, Result};
 
 /// The local address of packets to `server`: one of `own`, or without that the one of the route.
-///
-/// # Errors
-/// There is no route.
-pub fn local(server: SocketAddr, own: Option<&Own>) -> Result<IpAddr, Failure> {
+/// Error: there is no route.
+pub fn local(server: SocketAddr, own: Option<&Own>) -> Result<IpAddr> {
     match own {
         Some(own) => Ok(own.towards(server.ip()).unwrap_or_else(|| own.first())),
         None => towards(server),
     }
 }
 
-/// The local address of packets to `peer`, whose port does not matter.
-///
-/// # Errors
-/// There is no route.
-pub fn towards(mut peer: SocketAddr) -> Result<IpAddr, Failure> {
+/// The local address of packets to `peer`, whose port does not matter. Error: there is no route.
+pub fn towards(mut peer: SocketAddr) -> Result<IpAddr> {
     let any: IpAddr = match peer {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -82,11 +77,9 @@ pub fn wait_for(is_one: impl Fn(&Unusable) -> bool) -> bool {
     }
 }
 
-/// The server's address. If `bind` is given, the address is of the same family.
-///
-/// # Errors
-/// The name is unknown, or has no such address.
-pub fn resolve(host: &str, port: u16, bind: Option<&Own>) -> Result<SocketAddr, Failure> {
+/// The server's address. If `bind` is given, the address is of the same family. Error: the name is
+/// unknown, or has no such address.
+pub fn resolve(host: &str, port: u16, bind: Option<&Own>) -> Result<SocketAddr> {
     let found = (host, port).to_socket_addrs().map_err(|error| unknown(host, &error))?;
     choose(host, &found.collect::<Vec<_>>(), bind)
 }
@@ -97,11 +90,7 @@ pub(super) fn unknown(host: &str, error: &std::io::Error) -> Failure {
     Failure::Failed(format!("cannot find {host:?}: {error}: {advice}"))
 }
 
-pub(super) fn choose(
-    host: &str,
-    found: &[SocketAddr],
-    bind: Option<&Own>,
-) -> Result<SocketAddr, Failure> {
+pub(super) fn choose(host: &str, found: &[SocketAddr], bind: Option<&Own>) -> Result<SocketAddr> {
     let failed = |why: String| Failure::Failed(why);
     let first = found.first().ok_or_else(|| failed(format!("{host:?} has no address")))?;
     let Some(bind) = bind else {
@@ -118,11 +107,9 @@ pub(super) fn choose(
     })
 }
 
-/// The address of the only interface that is up and has one, besides loopback.
-///
-/// # Errors
-/// There is no such interface, or several. The text names them.
-pub fn only() -> Result<IpAddr, Failure> {
+/// The address of the only interface that is up and has one, besides loopback. Error: there is no
+/// such interface, or several. The text names them.
+pub fn only() -> Result<IpAddr> {
     let all = Interface::all().map_err(|error| {
         Failure::Failed(format!("cannot list the interfaces: {error}: give --bind"))
     })?;
@@ -148,12 +135,9 @@ pub fn only() -> Result<IpAddr, Failure> {
     }
 }
 
-/// Listens on `bind`, or on all addresses of both families.
-///
-/// # Errors
-/// The port is taken, or needs a privilege. The text names the process that has it, if that is
-/// visible.
-pub fn listen(bind: Option<IpAddr>, port: u16) -> Result<TcpListener, Failure> {
+/// Listens on `bind`, or on all addresses of both families. Error: the port is taken, or needs a
+/// privilege. The text names the process that has it, if that is visible.
+pub fn listen(bind: Option<IpAddr>, port: u16) -> Result<TcpListener> {
     let listener = match bind {
         Some(address) => TcpListener::bind(within_zone(address, port)),
         None => {

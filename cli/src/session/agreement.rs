@@ -22,25 +22,19 @@ pub struct Request {
 }
 
 /// The client's line.
-#[must_use]
 pub fn request(command: &str, plan: &impl Serialize) -> String {
     let options = serde_json::to_value(plan).expect("options are JSON");
     let request = Request { rocinante: VERSION, command: command.to_owned(), options };
     serde_json::to_string(&request).expect("a request is JSON")
 }
 
-/// Reads the client's line.
-///
-/// # Errors
-/// The line has another format.
+/// Reads the client's line. Error: the line has another format.
 pub fn parse(line: &str) -> Result<Request, String> {
     serde_json::from_str(line).map_err(|error| format!("its first line is no request: {error}"))
 }
 
-/// Checks that a client's request is for the command and options of this server.
-///
-/// # Errors
-/// The differences, in words that suit both sides.
+/// Checks that a client's request is for the command and options of this server. Error: the
+/// differences, in words that suit both sides.
 pub fn check(command: &str, given: &impl Serialize, request: &Request) -> Result<(), String> {
     if request.rocinante != VERSION {
         return Err(format!(
@@ -80,10 +74,7 @@ fn printable(text: &str) -> String {
     text.chars().take(80).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// Checks that the server agreed.
-///
-/// # Errors
-/// The peer answered something else.
+/// Checks that the server agreed. Error: the peer answered something else.
 pub fn accepted(answer: &str) -> Result<(), String> {
     if answer == ACCEPTED {
         return Ok(());

@@ -20,7 +20,7 @@ use rocinante::{Ah, ConnectOptions, Endpoint, Pd, PreparedQp, Qp, RemoteSlice};
 
 use super::door::{Door, turn_away};
 use super::{LINE_PATIENCE, Session, check_mtu};
-use crate::output::Failure;
+use crate::output::Result;
 
 /// Interval at which a side that waits for a request checks whether the peer is still there.
 const LOOK: Duration = Duration::from_millis(200);
@@ -57,7 +57,6 @@ pub struct Target {
 
 impl Target {
     /// For work requests.
-    #[must_use]
     pub fn to(&self) -> Destination {
         self.ah.to(self.qpn, QKEY)
     }
@@ -78,16 +77,13 @@ impl Session {
     /// Makes queue pairs for datagrams ready, and swaps endpoints and regions. The peer must have
     /// the same number of queue pairs, and a region of the same length. Returns also the
     /// destination of each queue pair's datagrams.
-    ///
-    /// # Errors
-    /// As [`join`](Self::join).
     pub fn join_datagrams(
         &mut self,
         pd: &Pd,
         qps: Vec<PreparedQp>,
         region: Option<RemoteSlice>,
         traffic_class: u8,
-    ) -> Result<(Theirs, Vec<Target>), Failure> {
+    ) -> Result<(Theirs, Vec<Target>)> {
         let endpoints: Vec<_> = qps.iter().map(PreparedQp::endpoint).collect();
         let own = endpoints[0];
         let hello = Hello { endpoints, regions: region.into_iter().collect(), note: String::new() };
@@ -106,17 +102,14 @@ impl Session {
     }
 
     /// Connects queue pairs to the peer's, and swaps regions. The peer must have the same number of
-    /// queue pairs, and a region of the same length.
-    ///
-    /// # Errors
-    /// The peer is gone, says something else, or has other queue pairs or regions; or the path MTU
-    /// does not fit.
+    /// queue pairs, and a region of the same length. Error: the peer is gone, says something else,
+    /// or has other queue pairs or regions; or the path MTU does not fit.
     pub fn join(
         &mut self,
         qps: Vec<PreparedQp>,
         region: Option<RemoteSlice>,
         options: &ConnectOptions,
-    ) -> Result<Theirs, Failure> {
+    ) -> Result<Theirs> {
         if self.is_managed() {
             self.join_by_cm(qps, region, options)
         } else {
@@ -129,7 +122,7 @@ impl Session {
         qps: Vec<PreparedQp>,
         region: Option<RemoteSlice>,
         options: &ConnectOptions,
-    ) -> Result<Theirs, Failure> {
+    ) -> Result<Theirs> {
         let endpoints: Vec<_> = qps.iter().map(PreparedQp::endpoint).collect();
         let own = endpoints[0];
         let hello = Hello { endpoints, regions: region.into_iter().collect(), note: String::new() };
@@ -150,7 +143,7 @@ impl Session {
         qps: Vec<PreparedQp>,
         region: Option<RemoteSlice>,
         options: &ConnectOptions,
-    ) -> Result<Theirs, Failure> {
+    ) -> Result<Theirs> {
         self.enter("connecting the queue pairs");
         let own = qps[0].endpoint();
         let agreed = self.exchange.path_mtu().unwrap_or(Mtu::Mtu256);
@@ -187,7 +180,7 @@ impl Session {
 
     /// Agrees on the number that names the connections to come. The client draws it, and sends it
     /// with their count.
-    fn agree_on_number(&mut self, count: usize) -> Result<u64, Failure> {
+    fn agree_on_number(&mut self, count: usize) -> Result<u64> {
         if self.door.is_none() {
             let number = draw();
             self.exchange.say(&format!("join {number:016x} {count}"))?;
@@ -209,12 +202,7 @@ impl Session {
     }
 
     /// Waits for the request with this ticket, and accepts it.
-    fn accept(
-        &mut self,
-        qp: PreparedQp,
-        ticket: Ticket,
-        params: &Params,
-    ) -> Result<Connection, Failure> {
+    fn accept(&mut self, qp: PreparedQp, ticket: Ticket, params: &Params) -> Result<Connection> {
         let deadline = Instant::now() + LINE_PATIENCE;
         loop {
             let Some(door) = &self.door else {

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::own::{Own, is_link_local};
 use super::{OpenArgs, address};
-use crate::output::{Failure, Output};
+use crate::output::{Failure, Output, Result};
 
 /// Requests that may wait at a listener.
 const BACKLOG: usize = 128;
@@ -27,16 +27,8 @@ pub struct Listeners {
 
 impl Listeners {
     /// Opens the device with the address `own` and listens there; without one, opens the devices of
-    /// all interfaces.
-    ///
-    /// # Errors
-    /// There is no device, it cannot be opened, or the port is taken.
-    pub fn open(
-        device: &OpenArgs,
-        own: Option<&Own>,
-        port: u16,
-        out: Output,
-    ) -> Result<Self, Failure> {
+    /// all interfaces. Error: there is no device, it cannot be opened, or the port is taken.
+    pub fn open(device: &OpenArgs, own: Option<&Own>, port: u16, out: Output) -> Result<Self> {
         let opened = match own {
             Some(own) => match own.only() {
                 Some(address) => (vec![device.open(address, out)?], own.name().to_owned()),
@@ -67,15 +59,11 @@ impl Listeners {
     }
 
     /// Where they listen.
-    #[must_use]
     pub fn place(&self) -> &str {
         &self.place
     }
 
     /// The next request, and the device that it came to. `None` if there is none within `timeout`.
-    ///
-    /// # Errors
-    /// As [`Listener::try_request`].
     pub fn next(
         &self,
         timeout: Option<Duration>,
@@ -97,9 +85,6 @@ impl Listeners {
     }
 
     /// As [`next`](Self::next), without a limit.
-    ///
-    /// # Errors
-    /// As [`Listener::try_request`].
     pub fn wait(&self) -> Result<(&Context, Request), VerbsError> {
         loop {
             if let Some(found) = self.next(None)? {
@@ -115,7 +100,7 @@ impl Listeners {
 }
 
 /// Opens the devices of all interfaces that have an address, loopback too.
-fn everywhere(device: &OpenArgs, out: Output) -> Result<Vec<Context>, Failure> {
+fn everywhere(device: &OpenArgs, out: Output) -> Result<Vec<Context>> {
     let all = Interface::all().map_err(|error| {
         Failure::Failed(format!("cannot list the interfaces: {error}: say which address to use"))
     })?;

@@ -11,7 +11,7 @@ use rocinante::{Context, OpenOptions, VerbsError};
 use super::address;
 use super::own::Own;
 use crate::ending;
-use crate::output::{Failure, Kind, Output};
+use crate::output::{Failure, Kind, Output, Result};
 
 /// The choice of device and backend.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -84,16 +84,14 @@ impl OpenArgs {
         given.flatten().collect()
     }
 
-    /// Opens the device from which `server` is reached, or the one with the address `own`.
-    ///
-    /// # Errors
-    /// There is no route, or the device cannot be opened.
+    /// Opens the device from which `server` is reached, or the one with the address `own`. Error:
+    /// there is no route, or the device cannot be opened.
     pub fn open_towards(
         &self,
         server: SocketAddr,
         own: Option<&Own>,
         out: Output,
-    ) -> Result<Context, Failure> {
+    ) -> Result<Context> {
         self.open(address::local(server, own)?, out)
     }
 
@@ -105,11 +103,8 @@ impl OpenArgs {
 
     /// The address of the device that `--device` names. For an interface without `route` it is the
     /// first of the same family, or the first; for a device of the kernel, and without the option,
-    /// it is `route`.
-    ///
-    /// # Errors
-    /// The interface has no address.
-    pub(super) fn address(&self, route: IpAddr) -> Result<IpAddr, Failure> {
+    /// it is `route`. Error: the interface has no address.
+    pub(super) fn address(&self, route: IpAddr) -> Result<IpAddr> {
         let name = self.name.as_deref().filter(|name| *name != "hw");
         match name.and_then(|name| Interface::by_name(name).ok()) {
             Some(interface) => nearest(&interface, route),
@@ -118,18 +113,13 @@ impl OpenArgs {
     }
 
     /// Opens the device in software of an interface, with all its addresses.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
-    pub fn open_interface(&self, name: &str, out: Output) -> Result<Context, Failure> {
+    pub fn open_interface(&self, name: &str, out: Output) -> Result<Context> {
         self.open_by(|options| options.open_interface(name), name, out)
     }
 
-    /// Opens the device with `address`. Prints its name and the reason for its backend.
-    ///
-    /// # Errors
-    /// There is no such device, or the backend is not available. The text says what to do.
-    pub fn open(&self, address: IpAddr, out: Output) -> Result<Context, Failure> {
+    /// Opens the device with `address`. Prints its name and the reason for its backend. Error:
+    /// there is no such device, or the backend is not available. The text says what to do.
+    pub fn open(&self, address: IpAddr, out: Output) -> Result<Context> {
         self.open_by(|options| options.open(address), &address.to_string(), out)
     }
 
@@ -138,7 +128,7 @@ impl OpenArgs {
         open: impl FnOnce(OpenOptions) -> Result<Context, VerbsError>,
         place: &str,
         out: Output,
-    ) -> Result<Context, Failure> {
+    ) -> Result<Context> {
         ending::enter("opening the device");
         let mut options = OpenOptions::new();
         options = match self.netdev {
@@ -168,7 +158,7 @@ impl OpenArgs {
 }
 
 /// The address of `interface` that is nearest to `route`.
-fn nearest(interface: &Interface, route: IpAddr) -> Result<IpAddr, Failure> {
+fn nearest(interface: &Interface, route: IpAddr) -> Result<IpAddr> {
     let addresses = || interface.addresses.iter().map(|(address, _)| *address);
     let found = addresses()
         .find(|address| *address == route)
@@ -182,7 +172,6 @@ fn nearest(interface: &Interface, route: IpAddr) -> Result<IpAddr, Failure> {
 }
 
 /// The failure of a device that is not there, or cannot be opened.
-#[must_use]
 pub fn no_device(error: impl Into<Failure>) -> Failure {
     match error.into() {
         Failure::Failed(why) => Failure::Of(Kind::Device, why),

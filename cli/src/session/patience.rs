@@ -9,7 +9,7 @@ use rocinante::exchange::Exchange;
 
 use super::address;
 use super::own::Own;
-use crate::output::{Failure, Output};
+use crate::output::{Output, Result};
 
 /// Pause before the next attempt.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -29,23 +29,19 @@ pub struct Patience {
 
 impl Patience {
     /// As a duration.
-    #[must_use]
     pub const fn time(self) -> Duration {
         Duration::from_secs(self.seconds)
     }
 
     /// Finds a server's address. A name that is not known yet, as that of a container that is about
     /// to start, may become known.
-    ///
-    /// # Errors
-    /// As [`address::resolve`].
     pub fn resolve(
         self,
         host: &str,
         port: u16,
         bind: Option<&Own>,
         out: Output,
-    ) -> Result<SocketAddr, Failure> {
+    ) -> Result<SocketAddr> {
         let (begin, mut said) = (Instant::now(), false);
         loop {
             let error = match (host, port).to_socket_addrs() {
@@ -64,9 +60,6 @@ impl Patience {
     }
 
     /// Connects to a server over TCP.
-    ///
-    /// # Errors
-    /// As [`Exchange::connect`].
     pub fn reach(self, server: SocketAddr, out: Output) -> Result<Exchange, VerbsError> {
         let quiet = QUIET.min(self.time());
         let left = self.time() - quiet;
@@ -89,10 +82,8 @@ impl Patience {
 
     /// Calls `ask`, which asks a server once, with the time that is left, until the server answers
     /// or the time is over. The connection manager gives an attempt up after some 6.5 s, and
-    /// rejects one that comes before the server listens.
-    ///
-    /// # Errors
-    /// The last rejection, if there was one; else the last error of `ask`.
+    /// rejects one that comes before the server listens. Error: the last rejection, if there was
+    /// one; else the last error of `ask`.
     pub fn ask<T>(
         self,
         out: Output,
@@ -122,7 +113,6 @@ impl Patience {
 }
 
 /// What to look at after a client has waited in vain, to follow the error.
-#[must_use]
 pub const fn advice(error: &VerbsError) -> &'static str {
     match error {
         VerbsError::TimedOut => {

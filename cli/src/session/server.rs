@@ -15,7 +15,7 @@ use super::listeners::Listeners;
 use super::own::Own;
 use super::{LINE_PATIENCE, NetArgs, REQUEST_PATIENCE, Session, address, enter, refuse};
 use crate::ending;
-use crate::output::{Failure, Output};
+use crate::output::{Output, Result};
 
 /// The listener for clients.
 enum Waits {
@@ -36,11 +36,9 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens, and opens the device first if its address is given.
-    ///
-    /// # Errors
-    /// There is no device, or the TCP port is taken. The text names the process that has the port.
-    pub fn start(net: &NetArgs, out: Output) -> Result<Self, Failure> {
+    /// Listens, and opens the device first if its address is given. Error: there is no device, or
+    /// the TCP port is taken. The text names the process that has the port.
+    pub fn start(net: &NetArgs, out: Output) -> Result<Self> {
         if net.cm {
             return Self::start_cm(net, out);
         }
@@ -65,7 +63,7 @@ impl Server {
 
     /// Starts a server of the connection manager. Clients connect to a device there, so the device
     /// must be open.
-    fn start_cm(net: &NetArgs, out: Output) -> Result<Self, Failure> {
+    fn start_cm(net: &NetArgs, out: Output) -> Result<Self> {
         let listeners = Listeners::open(&net.device, net.bind.as_ref(), net.port, out)?;
         let place = listeners.place();
         out.note(format_args!("waiting for a client on {place} of the connection manager"));
@@ -73,11 +71,9 @@ impl Server {
     }
 
     /// Calls `one`, which accepts and serves a client; with `--persistent` again and again, until a
-    /// signal comes. The report of each client is then a result of its own.
-    ///
-    /// # Errors
-    /// The error of `one`, but with `--persistent` only that of a signal.
-    pub fn serve<T: Serialize>(&self, one: impl Fn() -> Result<T, Failure>) -> Result<T, Failure> {
+    /// signal comes. The report of each client is then a result of its own. Error: the error of
+    /// `one`, but with `--persistent` only that of a signal.
+    pub fn serve<T: Serialize>(&self, one: impl Fn() -> Result<T>) -> Result<T> {
         loop {
             let served = one();
             if !self.net.persistent {
@@ -103,15 +99,12 @@ impl Server {
 
     /// Waits for a client of `command` and takes its plan. The plan must not contradict `given`:
     /// the options of this side, by their names on the command line. Closes connections of other
-    /// programs.
-    ///
-    /// # Errors
-    /// The client wants something else. It gets the reason, too.
+    /// programs. Error: the client wants something else. It gets the reason, too.
     pub fn accept<Plan: DeserializeOwned>(
         &self,
         command: &str,
         given: &impl Serialize,
-    ) -> Result<(Session, Plan), Failure> {
+    ) -> Result<(Session, Plan)> {
         let (mut exchange, came_to, request) = self.next_request()?;
         let peer = exchange.peer();
         let plan = agreement::check(command, given, &request).and_then(|()| {
@@ -146,7 +139,7 @@ impl Server {
     }
 
     /// Waits for a client with a valid request. Returns also the device that it came to.
-    fn next_request(&self) -> Result<(Exchange, Option<Context>, Request), Failure> {
+    fn next_request(&self) -> Result<(Exchange, Option<Context>, Request)> {
         loop {
             ending::enter("waiting for a client");
             let (mut exchange, came_to) = match self.next_exchange()? {
@@ -177,7 +170,7 @@ impl Server {
     }
 
     /// Waits for a connection, which may be of another program.
-    fn next_exchange(&self) -> Result<Result<(Exchange, Option<Context>), VerbsError>, Failure> {
+    fn next_exchange(&self) -> Result<Result<(Exchange, Option<Context>), VerbsError>> {
         let listeners = match &self.listener {
             Waits::Tcp(listener) => return Ok(Ok((Exchange::accept_from(listener)?, None))),
             Waits::Cm(listeners) => listeners,

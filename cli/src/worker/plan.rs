@@ -66,10 +66,7 @@ impl MessagePlan {
         image
     }
 
-    /// Compares the area with the messages and the gaps.
-    ///
-    /// # Errors
-    /// The first difference, as text.
+    /// Compares the area with the messages and the gaps. Error: the first difference, as text.
     pub(super) fn compare(&self, area: &[u8], gap: u8) -> Result<(), String> {
         let image = self.image(gap);
         if area == image {
@@ -110,7 +107,6 @@ impl Random {
     }
 
     /// A number from 0 to `bound` − 1.
-    #[allow(clippy::cast_possible_truncation)]
     fn below(&mut self, bound: u64) -> usize {
         (self.next() % bound) as usize
     }

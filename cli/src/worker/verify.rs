@@ -31,10 +31,7 @@ enum Kind {
 }
 
 /// Runs every operation from the side that is `first` to the other. Both sides call it. Returns the
-/// bytes that this side compared.
-///
-/// # Errors
-/// The first failure or difference, as text.
+/// bytes that this side compared. Error: the first failure or difference, as text.
 pub(super) fn verify(
     end: End<'_>,
     exchange: &mut Exchange,
@@ -340,7 +337,6 @@ enum AtomicKind {
 }
 
 fn immediate(number: usize) -> [u8; 4] {
-    #[allow(clippy::cast_possible_truncation)]
     (number as u32 ^ 0x5eed_0000).to_be_bytes()
 }
 

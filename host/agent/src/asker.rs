@@ -61,7 +61,6 @@ impl Own {
         Ok(Self { network, user })
     }
 
-    /// The network namespace.
     pub(crate) fn network(&self) -> &Namespace {
         &self.network
     }
@@ -90,9 +89,7 @@ impl Namespace {
     }
 
     /// Does something on a thread in the namespace: a thread of the agent's never goes there.
-    ///
-    /// # Errors
-    /// The refusal to send if the agent cannot enter it.
+    /// Error: the refusal to send if the agent cannot enter it.
     pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Refused> {
         let failed = |why: &str| {
             let reason = format!("the agent cannot enter your network namespace: {why}");
@@ -109,10 +106,8 @@ impl Namespace {
 }
 
 impl Asker {
-    /// The process at the other end of a connection, which is in a container.
-    ///
-    /// # Errors
-    /// The refusal to send: the process has gone, is in no container, or cannot be identified.
+    /// The process at the other end of a connection, which is in a container. Error: the refusal to
+    /// send: the process has gone, is in no container, or cannot be identified.
     pub(crate) fn of(connection: impl AsFd, own: &Own) -> Result<Self, Refused> {
         let asker = Self::anywhere(connection, own)?;
         if asker.namespace.inode == own.network.inode {
@@ -124,10 +119,8 @@ impl Asker {
         Ok(asker)
     }
 
-    /// The process at the other end of a connection, in a container or on the host.
-    ///
-    /// # Errors
-    /// The refusal to send: it has gone, is nested in a container, or cannot be identified.
+    /// The process at the other end of a connection, in a container or on the host. Error: the
+    /// refusal to send: it has gone, is nested in a container, or cannot be identified.
     pub(crate) fn anywhere(connection: impl AsFd, own: &Own) -> Result<Self, Refused> {
         let (pidfd, pid, user) = process(connection.as_fd())?;
         let unreadable = |e: io::Error| {
@@ -165,10 +158,7 @@ impl Asker {
         self.pidfd
     }
 
-    /// Whether the process is still there, and where it was.
-    ///
-    /// # Errors
-    /// What to answer if not.
+    /// Whether the process is still there, and where it was. Error: what to answer if not.
     pub(crate) fn check_again(&self) -> Result<(), Refused> {
         let now = namespace_of(self.pid).map(|namespace| namespace.inode);
         if !lives(&self.pidfd) {
@@ -183,10 +173,8 @@ impl Asker {
 
 impl Namespace {
     /// Whether processes of a container may administer this namespace of its own, as far as its
-    /// owner decides.
-    ///
-    /// # Errors
-    /// What to answer if the agent does not serve it: it is the host's, or nested in a container.
+    /// owner decides. Error: what to answer if the agent does not serve it: it is the host's, or
+    /// nested in a container.
     pub(crate) fn is_of_its_container(&self, own: &Own) -> Result<bool, Refused> {
         if self.inode == own.network.inode {
             let reason = "it is the network namespace of the host, or of the agent";

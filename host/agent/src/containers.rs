@@ -117,9 +117,7 @@ impl FoundEnd {
 /// The host's end of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HostEnd {
-    /// Its index.
     pub(crate) index: u32,
-    /// Its name.
     pub(crate) name: String,
     /// The source addresses that may leave there.
     pub(crate) sources: Sources,
@@ -127,7 +125,6 @@ pub(crate) struct HostEnd {
     pub(crate) bounds: Bounds,
 }
 
-/// All containers.
 #[derive(Debug)]
 pub(crate) struct Containers {
     config: Mutex<Arc<Config>>,
@@ -209,9 +206,7 @@ impl Containers {
     }
 
     /// Looks for the host's end of a container's interface, and the addresses that may leave there.
-    ///
-    /// # Errors
-    /// The refusal to send.
+    /// Error: the refusal to send.
     pub(crate) fn find(&self, namespace: &Namespace, hints: Hints<'_>) -> Result<Found, Refused> {
         let config = self.config();
         let rule = config.self_administered;
@@ -253,9 +248,7 @@ impl Containers {
     /// addresses leave it. May be called again, and repairs a missing part.
     ///
     /// The kernel takes its time to put a program there, so other containers do not wait for it.
-    ///
-    /// # Errors
-    /// The refusal to send.
+    /// Error: the refusal to send.
     pub(crate) fn attach(&self, found: Found) -> Result<HostEnd, Refused> {
         let Found { end, others, unguarded } = found;
         let id = end.peer.0;

@@ -25,7 +25,6 @@ pub(crate) struct Holder {
     pub(crate) sockets: Vec<(u64, i32)>,
 }
 
-/// The inode of a socket.
 pub(crate) fn inode(socket: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::fstat(socket)?.st_ino)
 }

@@ -27,10 +27,8 @@ struct State {
     annotations: BTreeMap<String, String>,
 }
 
-/// Introduces the container of `state` to the agent with this control socket.
-///
-/// # Errors
-/// The state is none; or no agent runs, or it does not serve the container, or does not answer.
+/// Introduces the container of `state` to the agent with this control socket. Error: the state is
+/// none; or no agent runs, or it does not serve the container, or does not answer.
 pub fn hook(control: &Path, state: impl Read) -> Result<(), AgentError> {
     match control::introduce(control, &about(state)?)? {
         Some(_) => Ok(()),

@@ -44,10 +44,8 @@ pub(crate) enum Listening {
 
 impl Listening {
     /// At an address, or at a path that begins with a slash, in the place of a socket that an
-    /// earlier agent left.
-    ///
-    /// # Errors
-    /// Another process listens there, or there is no such address or directory.
+    /// earlier agent left. Error: another process listens there, or there is no such address or
+    /// directory.
     pub(crate) async fn at(place: &str) -> io::Result<Self> {
         if !place.starts_with('/') {
             let address: SocketAddr = place.parse().map_err(io::Error::other)?;

@@ -70,10 +70,8 @@ struct Place {
 }
 
 impl Listener {
-    /// Listens at `path`, in the place of a socket that an earlier agent left.
-    ///
-    /// # Errors
-    /// Another process listens there, or the file there is no socket; or the kernel's.
+    /// Listens at `path`, in the place of a socket that an earlier agent left. Error: another
+    /// process listens there, or the file there is no socket; or the kernel's.
     pub(crate) fn at(path: &Path, kind: Kind) -> io::Result<Self> {
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory)?;

@@ -115,7 +115,6 @@ pub(crate) fn containers(facts: &Facts) -> Value {
     facts.containers.iter().map(ContainerFacts::json).collect()
 }
 
-/// One of them, if it is there.
 pub(crate) fn container(facts: &Facts, name: &str) -> Option<Value> {
     facts.containers.iter().find(|it| it.name == name).map(ContainerFacts::json)
 }
@@ -146,10 +145,7 @@ impl Format {
     }
 }
 
-/// All, as metrics.
-///
-/// # Errors
-/// None that is known.
+/// All, as metrics. Error: none that is known.
 pub(crate) fn text(facts: Facts, format: Format) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(facts));

@@ -17,10 +17,8 @@ use crate::pages::Pages;
 use crate::state::{Known, StateFile};
 
 /// Takes the programs off the hosts' ends of a container, or of all, in this network namespace.
-/// With all, the agent's files go too.
-///
-/// # Errors
-/// An agent runs after all, or the state cannot be read and `force` is not set; or the kernel's.
+/// With all, the agent's files go too. Error: an agent runs after all, or the state cannot be read
+/// and `force` is not set; or the kernel's.
 pub(crate) fn release(
     config: &Config,
     name: Option<&str>,

@@ -20,7 +20,6 @@ impl Rate {
     pub(crate) const MOST: Self = Self(1_000_000_000_000);
 
     /// Bytes in a second.
-    #[must_use]
     pub fn bytes(self) -> u64 {
         self.0 / 8
     }
@@ -31,10 +30,8 @@ impl Rate {
         Self(self.0.saturating_sub(taken)).max(Self::LEAST)
     }
 
-    /// A rate of this number of bits in a second.
-    ///
-    /// # Errors
-    /// It is less than a megabit, or more than a terabit.
+    /// A rate of this number of bits in a second. Error: it is less than a megabit, or more than a
+    /// terabit.
     pub fn of_bits(bits: u64) -> Result<Self, String> {
         let rate = Self(bits);
         if (Self::LEAST..=Self::MOST).contains(&rate) {

@@ -26,10 +26,7 @@ const KEPT: [(CapabilitySet, &str); 9] = [
 /// announcements of other namespaces.
 const AT_START: (CapabilitySet, &str) = (CapabilitySet::NET_BROADCAST, "CAP_NET_BROADCAST");
 
-/// An error that names the rights that are missing.
-///
-/// # Errors
-/// Some are.
+/// An error that names the rights that are missing. Error: some are.
 pub(crate) fn check() -> Result<(), AgentError> {
     let hint = "start it as root, or by host/agent/dist/rocinante-agent.service, or in a \
                 container as host/agent/dist/Containerfile says";
@@ -45,10 +42,7 @@ pub(crate) fn check() -> Result<(), AgentError> {
 }
 
 /// Drops every other right of the calling thread, and of those that it starts from now on, for
-/// good.
-///
-/// # Errors
-/// The kernel's.
+/// good. Error: the kernel's.
 pub(crate) fn drop_others() -> Result<(), AgentError> {
     drop_all_but(KEPT.iter().map(|(right, _)| *right).collect())
         .map_err(|e| AgentError::os("capabilities cannot be dropped", &e, ""))
@@ -72,10 +66,7 @@ fn drop_all_but(kept: CapabilitySet) -> io::Result<()> {
 }
 
 /// Drops every right of the calling thread but those to become another user, and so of the
-/// processes that it starts: none gains one that its parent has not.
-///
-/// # Errors
-/// The kernel's.
+/// processes that it starts: none gains one that its parent has not. Error: the kernel's.
 pub(crate) fn keep_users_alone() -> io::Result<()> {
     keep_alone(CapabilitySet::SETUID | CapabilitySet::SETGID)
 }

@@ -84,10 +84,8 @@ struct Listeners {
 }
 
 /// Serves the containers of this network namespace until SIGTERM or SIGINT. `config` is the file
-/// of the configuration; without it that has its defaults. Errors are logged, too.
-///
-/// # Errors
-/// The configuration makes no sense, a right is missing, another agent runs with this state, or the
+/// of the configuration; without it that has its defaults. Errors are logged, too. Error: the
+/// configuration makes no sense, a right is missing, another agent runs with this state, or the
 /// socket cannot be made.
 pub fn run(config: Option<&Path>) -> Result<(), AgentError> {
     log::start();

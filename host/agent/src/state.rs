@@ -30,7 +30,6 @@ pub(crate) struct State {
     boot: String,
     /// The agent's network namespace.
     namespace: u64,
-    /// The containers.
     pub(crate) containers: Vec<Known>,
 }
 
@@ -51,7 +50,6 @@ pub(crate) struct Known {
     /// Its name by the control group of the last process that asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) called: Option<Called>,
-    /// Its ports.
     pub(crate) ports: Vec<KnownPort>,
 }
 
@@ -105,10 +103,8 @@ pub(crate) struct StateFile {
 
 impl StateFile {
     /// The state at `path`, of an agent in the network namespace with this inode. Makes the
-    /// directory if it is not there.
-    ///
-    /// # Errors
-    /// Another agent has it; or the directory is another user's, or cannot be made.
+    /// directory if it is not there. Error: another agent has it; or the directory is another
+    /// user's, or cannot be made.
     pub(crate) fn open(path: &Path, namespace: u64) -> io::Result<Self> {
         let directory = path.parent().filter(|d| !d.as_os_str().is_empty());
         let directory = directory.ok_or(io::ErrorKind::InvalidInput)?;
@@ -131,10 +127,8 @@ impl StateFile {
         Ok(Self { path: path.to_owned(), boot, namespace, _lock: lock })
     }
 
-    /// The state that an earlier agent of this namespace wrote since the machine started.
-    ///
-    /// # Errors
-    /// Why it is not used. Without a file there is none.
+    /// The state that an earlier agent of this namespace wrote since the machine started. Error:
+    /// why it is not used. Without a file there is none.
     pub(crate) fn read(&self) -> Result<State, String> {
         let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
         let file = OpenOptions::new().read(true).custom_flags(flags).open(&self.path);
@@ -162,10 +156,7 @@ impl StateFile {
         Ok(state)
     }
 
-    /// Writes these containers.
-    ///
-    /// # Errors
-    /// No room, or no right: the old file stays.
+    /// Writes these containers. Error: no room, or no right: the old file stays.
     pub(crate) fn write(&self, containers: Vec<Known>) -> io::Result<()> {
         let state = State { containers, ..self.empty() };
         let text = serde_json::to_vec(&state).map_err(io::Error::other)?;
@@ -182,10 +173,8 @@ impl StateFile {
     }
 }
 
-/// Puts a file in the place of the one at `path`, in a directory of this user's alone.
-///
-/// # Errors
-/// No room, or no right: the old file stays.
+/// Puts a file in the place of the one at `path`, in a directory of this user's alone. Error: no
+/// room, or no right: the old file stays.
 pub(crate) fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     let fresh = path.with_extension("new");
     match fs::remove_file(&fresh) {

@@ -25,7 +25,6 @@ pub(crate) enum End {
     Granted(Duration),
     /// Its program hung up, after this time.
     Lost(Duration),
-    /// It was refused.
     Refused(Code),
 }
 

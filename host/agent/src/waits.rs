@@ -53,7 +53,6 @@ impl Waits {
         self.max_us
     }
 
-    /// The mean.
     pub(crate) fn mean_us(&self) -> u64 {
         self.sum_us / self.count.max(1)
     }

@@ -45,10 +45,8 @@ macro_rules! on {
 }
 
 impl AnyPort {
-    /// Makes a port of its parts, in the network namespace where they were acquired.
-    ///
-    /// # Errors
-    /// As the backend's `assemble`.
+    /// Makes a port of its parts, in the network namespace where they were acquired. Error: as the
+    /// backend's `assemble`.
     pub fn assemble(parts: Parts) -> Result<Self, OpenError> {
         match parts.manifest().backend {
             BackendParts::Udp => UdpPort::assemble(parts).map(Self::from),

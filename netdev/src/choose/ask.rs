@@ -120,10 +120,8 @@ pub(super) fn ask(
     Ok(Asked { parts: parts.map_err(|e| failed(e.to_string()))?, audit })
 }
 
-/// The frames to ask for, if they are not left to the agent.
-///
-/// # Errors
-/// The configuration has an option that an agent does not set.
+/// The frames to ask for, if they are not left to the agent. Error: the configuration has an option
+/// that an agent does not set.
 fn frames_to_ask_for(backend: Backend, config: &PortConfig) -> Result<Option<u32>, OpenError> {
     let defaults = PortConfig::default();
     let unless_default = |value, default| (value != default).then_some(value);
@@ -139,10 +137,7 @@ fn frames_to_ask_for(backend: Backend, config: &PortConfig) -> Result<Option<u32
     Ok(unless_default(ring_frames, defaults.xdp.ring_frames))
 }
 
-/// One request and one answer, with its descriptors.
-///
-/// # Errors
-/// Why there is no answer, or a wrong one.
+/// One request and one answer, with its descriptors. Error: why there is no answer, or a wrong one.
 fn exchange(connection: &OwnedFd, request: &Request) -> Result<(Answer, Vec<OwnedFd>), String> {
     let broken = |e: io::Error| match e.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => "it hung up".into(),

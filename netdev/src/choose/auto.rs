@@ -59,9 +59,7 @@ impl std::fmt::Display for Choice {
 /// that is `None`. Asks `agent` for a backend that this process may not open.
 ///
 /// A backend named by the caller is taken even if it bypasses rules; the reason then lists them.
-///
-/// # Errors
-/// The wanted backend cannot be opened; without one, not even a UDP socket can.
+/// Error: the wanted backend cannot be opened; without one, not even a UDP socket can.
 pub fn choose(
     iface: &Interface,
     addresses: &[IpAddr],
@@ -76,10 +74,8 @@ pub fn choose(
 
 /// As [`choose`], but opens several ports of one backend, which share the addresses; with `slots`
 /// also with other processes. If one of those has `afxdp`, or opens it, and `want` names it, the
-/// ports are of `packet`, or else of `udp`: [`Choice::tried`] has the wanted one.
-///
-/// # Errors
-/// As [`choose`].
+/// ports are of `packet`, or else of `udp`: [`Choice::tried`] has the wanted one. Error: as
+/// [`choose`].
 pub fn choose_shards(
     iface: &Interface,
     addresses: &[IpAddr],
@@ -143,9 +139,7 @@ const CANNOT_SHARE: [i32; 3] = [libc::ENOENT, libc::ETOOMANYREFS, libc::ENOPROTO
 /// Takes slots for `count` ports on addresses that other processes of this user may share. Without
 /// `/proc`, if the user has too many descriptors in messages, or if the kernel cannot steer
 /// datagrams to a process, as some emulators of Linux cannot, the ports share them with none.
-///
-/// # Errors
-/// As [`Slots::lease`].
+/// Error: as [`Slots::lease`].
 pub fn lease(
     iface: &Interface,
     addresses: &[IpAddr],
@@ -311,10 +305,7 @@ fn opened_by(agent: &Agent) -> String {
 
 /// Returns what [`choose_shards`] would choose now, and the capabilities of its port. No traffic is
 /// disturbed. AF_XDP is not opened, because that would attach a program to the interface: its
-/// capabilities are unknown. Other backends are opened and closed.
-///
-/// # Errors
-/// As [`choose`].
+/// capabilities are unknown. Other backends are opened and closed. Error: as [`choose`].
 pub fn preview(
     iface: &Interface,
     addresses: &[IpAddr],
@@ -381,7 +372,6 @@ const BY_PROGRAM: &str = "whose packets a program carries (slirp4netns, pasta, a
 
 /// The reason why peers may not reach the addresses of an interface, if a program carries its
 /// packets, as slirp4netns and pasta do for containers.
-#[must_use]
 pub fn carried_by_program(name: &str) -> Option<String> {
     let iface = Interface::by_name(name).ok()?;
     let link = Rtnl::open().and_then(|mut rtnl| rtnl.link(iface.index)).ok()?;

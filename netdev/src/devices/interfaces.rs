@@ -10,19 +10,15 @@ use crate::kernel::interface::{Interface, Unusable};
 use crate::kernel::rtnl::{RouteQuery, Rtnl};
 
 impl Interface {
-    /// All interfaces of the calling thread's network namespace, in index order.
-    ///
-    /// # Errors
-    /// No netlink socket is available (`PermissionDenied` where a sandbox forbids it), or the
-    /// kernel refuses to list.
+    /// All interfaces of the calling thread's network namespace, in index order. Error: no netlink
+    /// socket is available (`PermissionDenied` where a sandbox forbids it), or the kernel refuses
+    /// to list.
     pub fn all() -> io::Result<Vec<Self>> {
         Rtnl::open().and_then(|mut rtnl| rtnl.interfaces()).map_err(explained)
     }
 
-    /// The interface of that name.
-    ///
-    /// # Errors
-    /// As [`all`](Self::all); and `NotFound`, which names the existing interfaces.
+    /// The interface of that name. Error: as [`all`](Self::all); and `NotFound`, which names the
+    /// existing interfaces.
     pub fn by_name(name: &str) -> io::Result<Self> {
         let all = Self::all()?;
         let names: Vec<&str> = all.iter().map(|i| i.name.as_str()).collect();
@@ -31,11 +27,9 @@ impl Interface {
     }
 
     /// The interface that has the address. On loopback, all of an IPv4 prefix is local: 127.0.0.2
-    /// belongs to the interface that has 127.0.0.1/8.
-    ///
-    /// # Errors
-    /// As [`all`](Self::all); `AddrNotAvailable` if an interface has it but cannot use it
-    /// ([`Unusable`]), and `NotFound` if none has it.
+    /// belongs to the interface that has 127.0.0.1/8. Error: as [`all`](Self::all);
+    /// `AddrNotAvailable` if an interface has it but cannot use it ([`Unusable`]), and `NotFound`
+    /// if none has it.
     pub fn by_address(address: IpAddr) -> io::Result<Self> {
         let all = Self::all()?;
         let found = all
@@ -53,10 +47,8 @@ impl Interface {
     }
 
     /// Whether datagrams from an own address of this interface reach a peer by it, or stay in this
-    /// machine. Neither address is multicast.
-    ///
-    /// # Errors
-    /// `HostUnreachable` if the only way leads by another interface; or the kernel's answer.
+    /// machine. Neither address is multicast. Error: `HostUnreachable` if the only way leads by
+    /// another interface; or the kernel's answer.
     pub fn reaches(&self, from: IpAddr, peer: IpAddr) -> io::Result<()> {
         let mut rtnl = Rtnl::open()?;
         let domain = rtnl.domain(self.index)?;
@@ -71,7 +63,6 @@ impl Interface {
     }
 
     /// The speed of its link now, in Mb/s. `None` if it has none, as loopback, or is down.
-    #[must_use]
     pub fn link_speed(&self) -> Option<u32> {
         ethtool::link_speed(&self.name)
     }
@@ -83,31 +74,25 @@ impl Interface {
     /// The width of its port and the speed of a lane, by their codes in verbs.h: the least that
     /// carry the link's rate. Without a speed, as on loopback, it is one lane of the slowest, as
     /// the kernel reports of Soft-RoCE.
-    #[must_use]
     pub fn lanes(&self) -> (u8, u8) {
         let lanes = Lanes::of(self.link_speed().unwrap_or(0));
         (lanes.width, lanes.speed)
     }
 
     /// The rate of its port as sysfs writes it: `100 Gb/sec (4X EDR)`.
-    #[must_use]
     pub fn rate(&self) -> String {
         Lanes::of(self.link_speed().unwrap_or(0)).text.to_owned()
     }
 }
 
 impl Unusable {
-    /// All of the calling thread's network namespace.
-    ///
-    /// # Errors
-    /// As [`Interface::all`].
+    /// All of the calling thread's network namespace. Error: as [`Interface::all`].
     pub fn all() -> io::Result<Vec<Self>> {
         Rtnl::open().and_then(|mut rtnl| rtnl.unusable()).map_err(explained)
     }
 }
 
 /// The length of a table with this number of GIDs. Its end is empty.
-#[must_use]
 pub fn gid_table_len(gids: usize) -> usize {
     (gids + 1).next_multiple_of(16)
 }

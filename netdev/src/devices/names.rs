@@ -60,10 +60,7 @@ pub struct Names {
 }
 
 /// The devices of the calling thread's network namespace, named as for the first time: see
-/// [`Names::list`].
-///
-/// # Errors
-/// As [`Names::list`].
+/// [`Names::list`]. Error: as [`Names::list`].
 pub fn named_interfaces(list: Option<&str>) -> io::Result<Vec<NamedInterface>> {
     Names::none().list(list)
 }
@@ -78,11 +75,9 @@ impl Names {
     /// The devices of the calling thread's network namespace: each interface that has an address,
     /// up or down. They are in the order of their numbers, which those that are new get in turn:
     /// the interface of the default route is the first, loopback the last; the others are in index
-    /// order. `list` is the value of [`DEVICES_VARIABLE`]; empty, it is none.
-    ///
-    /// # Errors
-    /// The kernel does not list its interfaces; or (`InvalidInput`) the list names an interface
-    /// that was never there, or a device twice or in a way that cannot be a file name.
+    /// order. `list` is the value of [`DEVICES_VARIABLE`]; empty, it is none. Error: the kernel
+    /// does not list its interfaces; or (`InvalidInput`) the list names an interface that was never
+    /// there, or a device twice or in a way that cannot be a file name.
     pub fn list(&mut self, list: Option<&str>) -> io::Result<Vec<NamedInterface>> {
         let mut rtnl = Rtnl::open()?;
         let mut all = rtnl.interfaces()?;

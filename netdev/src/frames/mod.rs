@@ -42,10 +42,8 @@ pub trait Acquire: Sized {
     const BACKEND: Backend;
 
     /// Takes the kernel's objects for the ports: parts for each, in the order of their numbers.
-    /// `shared` has the guards' sockets where other processes share the addresses.
-    ///
-    /// # Errors
-    /// The missing object or right, and the remedy.
+    /// `shared` has the guards' sockets where other processes share the addresses. Error: the
+    /// missing object or right, and the remedy.
     fn acquire(
         iface: &Interface,
         addresses: &[IpAddr],
@@ -55,10 +53,8 @@ pub trait Acquire: Sized {
     ) -> Result<Vec<Parts>, OpenError>;
 
     /// Makes the backend's part of a port, of the first of these descriptors. `mapped` is
-    /// [`Parts::mapped`].
-    ///
-    /// # Errors
-    /// Descriptors that do not fit the manifest; no descriptors or no memory left.
+    /// [`Parts::mapped`]. Error: descriptors that do not fit the manifest; no descriptors or no
+    /// memory left.
     fn assemble(
         manifest: &Manifest,
         fds: &mut Fds,
@@ -118,10 +114,8 @@ pub trait FrameIo: Acquire + AsFd + Send {
     /// Chores; `changed` says whether the interface changed.
     fn maintain(&mut self, changed: bool, state: &mut State);
 
-    /// Receives frames to this Ethernet address from now on.
-    ///
-    /// # Errors
-    /// The kernel's; the next change of the interface tries again.
+    /// Receives frames to this Ethernet address from now on. Error: the kernel's; the next change
+    /// of the interface tries again.
     fn follow(&mut self, mac: [u8; 6], addresses: &[IpAddr]) -> io::Result<()>;
 
     /// Adds the counters that only the kernel has.
@@ -189,11 +183,8 @@ enum Slot {
 impl<F: FrameIo> FramePort<F> {
     /// Takes what ports on `iface` for these own `addresses`, in GID order, need of the kernel, for
     /// one port each. Frames for the ports are dropped until these are assembled, or wait in their
-    /// rings.
-    ///
-    /// # Errors
-    /// A missing privilege, an interface that is down or not Ethernet, an address of another
-    /// interface, UDP/4791 in use by another process; and those of the backend.
+    /// rings. Error: a missing privilege, an interface that is down or not Ethernet, an address of
+    /// another interface, UDP/4791 in use by another process; and those of the backend.
     pub fn acquire(
         iface: &Interface,
         addresses: &[IpAddr],
@@ -204,11 +195,9 @@ impl<F: FrameIo> FramePort<F> {
         F::acquire(iface, addresses, config, shards, shared)
     }
 
-    /// Makes a port of its parts, in the network namespace where they were acquired.
-    ///
-    /// # Errors
-    /// Parts of another backend or of another network namespace, no descriptors or no memory left;
-    /// and `afxdp` parts of another process before Linux 6.4.
+    /// Makes a port of its parts, in the network namespace where they were acquired. Error: parts
+    /// of another backend or of another network namespace, no descriptors or no memory left; and
+    /// `afxdp` parts of another process before Linux 6.4.
     pub fn assemble(parts: Parts) -> Result<Self, OpenError> {
         parts.check_backend(F::BACKEND)?;
         let Parts { manifest, fds, mapped, lease } = parts;

@@ -92,10 +92,7 @@ pub struct PathTable {
 
 impl PathTable {
     /// An empty table for a port with these own `addresses` on `iface`, in the calling thread's
-    /// network namespace.
-    ///
-    /// # Errors
-    /// No netlink socket is available.
+    /// network namespace. Error: no netlink socket is available.
     pub fn open(iface: &Interface, addresses: &[IpAddr]) -> io::Result<Self> {
         let mut rtnl = Rtnl::open()?;
         Ok(Self {
@@ -124,11 +121,9 @@ impl PathTable {
     }
 
     /// Adds a path. Its source port is the one that `guard` gives it: the ICRC covers the port, and
-    /// a datagram may take either way.
-    ///
-    /// # Errors
-    /// A local address that is not the port's, mixed families, no route, a route through another
-    /// interface, a broadcast address, or an error of the guard.
+    /// a datagram may take either way. Error: a local address that is not the port's, mixed
+    /// families, no route, a route through another interface, a broadcast address, or an error of
+    /// the guard.
     pub fn add(&mut self, spec: &PathSpec, guard: &mut impl Port) -> io::Result<Path> {
         let (target, neighbour, hop_limit) = self.way(spec)?;
         let mut spec = *spec;
@@ -245,14 +240,12 @@ impl PathTable {
     }
 
     /// The path of this table that has the given path of the guard.
-    #[must_use]
     pub fn of_guard(&self, guard: PathId) -> Option<PathId> {
         let has = |entry: &Option<PathEntry>| entry.as_ref().is_some_and(|e| e.guard == guard);
         self.entries.iter().position(has).map(|index| PathId(index as u32))
     }
 
     /// Readable while [`maintain`](Self::maintain) has announcements to read.
-    #[must_use]
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
         self.monitor.as_fd()
     }
@@ -331,9 +324,7 @@ impl PathTable {
     }
 
     /// Checks the interface and adopts a new Ethernet address of its own. Returns that address.
-    ///
-    /// # Errors
-    /// `ENODEV` if the interface is gone; or any other error of the kernel.
+    /// Error: `ENODEV` if the interface is gone; or any other error of the kernel.
     pub fn check_interface(&mut self) -> io::Result<[u8; 6]> {
         let asked = self.rtnl.link_mac(self.iface.index);
         if asked.as_ref().is_err_and(|e| e.raw_os_error() != Some(libc::ENODEV)) {

@@ -217,10 +217,7 @@ impl XdpIo {
 
 impl XdpPort {
     /// Sends a whole frame as it is. For tests of frames that leave a container: a process with a
-    /// socket can do so.
-    ///
-    /// # Errors
-    /// `EAGAIN` without room; the kernel's.
+    /// socket can do so. Error: `EAGAIN` without room; the kernel's.
     #[doc(hidden)]
     pub fn send_frame(&mut self, frame: &[u8]) -> io::Result<()> {
         let XdpIo { tx, umem, socket, .. } = &mut self.io;

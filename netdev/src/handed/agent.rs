@@ -23,7 +23,6 @@ pub struct Agent(Option<PathBuf>);
 pub(crate) struct Handed {
     /// The agent's description of them.
     pub(crate) granted: Granted,
-    /// The descriptors.
     pub(crate) descriptors: Vec<OwnedFd>,
     /// The connection. Its end says to the agent that the ports are closed.
     pub(crate) lease: Arc<OwnedFd>,
@@ -52,7 +51,6 @@ impl Agent {
     }
 
     /// The path of its socket, if one is asked.
-    #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.0.as_deref()
     }

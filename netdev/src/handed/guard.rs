@@ -22,7 +22,6 @@ const SPACE: usize = rustix::cmsg_space!(ScmRights(PARCEL_DESCRIPTORS));
 const PARCEL_BYTES_MAX: usize = 66;
 
 /// The socket for parcels of an agent whose socket is at `socket`.
-#[must_use]
 pub fn path(socket: &Path) -> PathBuf {
     socket.with_extension("guard")
 }
@@ -45,11 +44,9 @@ pub enum Word {
     End,
 }
 
-/// Receives from a program, without waiting.
-///
-/// # Errors
-/// `WouldBlock` if there is no message yet; `InvalidData` for one that is too long or has too many
-/// descriptors, of which none is kept; the kernel's.
+/// Receives from a program, without waiting. Error: `WouldBlock` if there is no message yet;
+/// `InvalidData` for one that is too long or has too many descriptors, of which none is kept; the
+/// kernel's.
 pub fn receive(from: impl AsFd) -> io::Result<Word> {
     let mut bytes = [0; PARCEL_BYTES_MAX];
     let (count, flags, descriptors) =
@@ -64,10 +61,8 @@ pub fn receive(from: impl AsFd) -> io::Result<Word> {
     })
 }
 
-/// A connection on which a guardian finds the parcels, and then the end.
-///
-/// # Errors
-/// No descriptor left, or many more than [`PARCELS_MAX`] parcels.
+/// A connection on which a guardian finds the parcels, and then the end. Error: no descriptor left,
+/// or many more than [`PARCELS_MAX`] parcels.
 pub fn handed_on<'a>(parcels: impl IntoIterator<Item = &'a Parcel>) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;

@@ -221,10 +221,8 @@ struct AnswerOnWire {
 }
 
 impl Request {
-    /// The bytes of the request.
-    ///
-    /// # Errors
-    /// It asks for more than a request can: no addresses or too many, too many shards.
+    /// The bytes of the request. Error: it asks for more than a request can: no addresses or too
+    /// many, too many shards.
     pub fn encode(&self) -> Result<Vec<u8>, Refused> {
         self.check()?;
         let on_wire = RequestOnWire {
@@ -242,9 +240,7 @@ impl Request {
     }
 
     /// Reads a request. Its fields are within their bounds, and nothing else about them is known.
-    ///
-    /// # Errors
-    /// Why it is none, as the agent may answer it.
+    /// Error: why it is none, as the agent may answer it.
     pub fn decode(bytes: &[u8]) -> Result<Self, Refused> {
         let malformed = |what: String| Refused::new(Code::Malformed, what, "");
         if bytes.len() > MESSAGE_BYTES_MAX {
@@ -314,7 +310,6 @@ impl Answer {
 
     /// The bytes of the answer, which are never more than a message can have: long lists and texts
     /// are cut.
-    #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let (granted, refused) = match self.outcome.clone() {
             Ok(granted) => (Some(granted), None),
@@ -324,10 +319,7 @@ impl Answer {
         bytes_of(&AnswerOnWire { version: VERSION, granted, refused, report })
     }
 
-    /// Reads an answer.
-    ///
-    /// # Errors
-    /// Why it is none, in words.
+    /// Reads an answer. Error: why it is none, in words.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() > MESSAGE_BYTES_MAX {
             return Err(format!("an answer of more than {MESSAGE_BYTES_MAX} bytes"));
@@ -352,7 +344,6 @@ impl Answer {
 
 impl Granted {
     /// The backend.
-    #[must_use]
     pub fn backend(&self) -> Backend {
         match self {
             Self::Packet { .. } => Backend::Packet,
@@ -361,7 +352,6 @@ impl Granted {
     }
 
     /// The number of descriptors that come with it, for this number of ports.
-    #[must_use]
     pub fn descriptors(&self, shards: usize) -> usize {
         match self {
             Self::Packet { .. } => shards,

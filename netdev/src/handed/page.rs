@@ -139,7 +139,6 @@ pub struct QueuePair {
 }
 
 /// The socket for pages of an agent whose socket is at `socket`.
-#[must_use]
 pub fn path(socket: &Path) -> PathBuf {
     socket.with_extension("page")
 }
@@ -163,18 +162,13 @@ struct Answer {
 }
 
 /// Asks for a page, without waiting. `key` is any number that this program gives no other device.
-///
-/// # Errors
-/// The kernel's.
+/// Error: the kernel's.
 pub fn ask(to: impl AsFd, key: u64) -> io::Result<()> {
     rights::send::<SPACE>(to, &bytes_of(&Ask { version: super::VERSION, key }), &[])
 }
 
-/// The page that an agent hands over, if it has answered.
-///
-/// # Errors
-/// `WouldBlock` if there is no answer yet; `UnexpectedEof` if there will be none; `InvalidData` if
-/// it is none; the kernel's.
+/// The page that an agent hands over, if it has answered. Error: `WouldBlock` if there is no answer
+/// yet; `UnexpectedEof` if there will be none; `InvalidData` if it is none; the kernel's.
 pub fn receive(from: impl AsFd) -> io::Result<Page> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
     let mut bytes = [0; MESSAGE_BYTES_MAX];
@@ -191,11 +185,9 @@ pub fn receive(from: impl AsFd) -> io::Result<Page> {
 }
 
 /// The key of a request, for an agent, without waiting. A message with descriptors stays where it
-/// is: the kernel would close them here, which may take any time.
-///
-/// # Errors
-/// `WouldBlock` if there is no message yet; `UnexpectedEof` if there will be none; `InvalidData` if
-/// it is none, or of another version; the kernel's.
+/// is: the kernel would close them here, which may take any time. Error: `WouldBlock` if there is
+/// no message yet; `UnexpectedEof` if there will be none; `InvalidData` if it is none, or of
+/// another version; the kernel's.
 pub fn asked(from: impl AsFd) -> io::Result<u64> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
     let peek = RecvFlags::DONTWAIT | RecvFlags::PEEK;
@@ -213,18 +205,12 @@ pub fn asked(from: impl AsFd) -> io::Result<u64> {
     is_ours.then_some(ask.key).ok_or_else(invalid)
 }
 
-/// A fresh page, whose size no process can change.
-///
-/// # Errors
-/// No descriptor left.
+/// A fresh page, whose size no process can change. Error: no descriptor left.
 pub fn make() -> io::Result<OwnedFd> {
     memory_file(c"rocinante-page", BYTES)
 }
 
-/// Hands a page over, without waiting.
-///
-/// # Errors
-/// The kernel's: the program has gone.
+/// Hands a page over, without waiting. Error: the kernel's: the program has gone.
 pub fn hand_over(to: impl AsFd, page: BorrowedFd<'_>) -> io::Result<()> {
     let answer = Answer { version: super::VERSION, bytes: BYTES };
     rights::send::<SPACE>(to, &bytes_of(&answer), &[page])

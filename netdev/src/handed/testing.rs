@@ -92,7 +92,6 @@ impl Server {
         })
     }
 
-    /// Where it is.
     pub(crate) fn agent(&self) -> Agent {
         Agent::at(self.path())
     }

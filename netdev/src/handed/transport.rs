@@ -11,21 +11,16 @@ use crate::kernel::rights;
 /// Room for one descriptor more than an answer has, so that one too many is seen.
 const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX + 1));
 
-/// Sends a request, without waiting.
-///
-/// # Errors
-/// The kernel's; or the request is none.
+/// Sends a request, without waiting. Error: the kernel's; or the request is none.
 pub fn send_request(to: impl AsFd, request: &Request) -> io::Result<()> {
     let bytes = request.encode().map_err(io::Error::other)?;
     send(to.as_fd(), &bytes, &[])
 }
 
 /// Receives a request, without waiting. A message with descriptors is none, and stays where it is:
-/// the kernel would close them here, which may take any time.
-///
-/// # Errors
-/// The inner one is what to answer. The outer one is the kernel's: `WouldBlock` if there is no
-/// message yet, `UnexpectedEof` if there will be none.
+/// the kernel would close them here, which may take any time. Error: the inner one is what to
+/// answer. The outer one is the kernel's: `WouldBlock` if there is no message yet, `UnexpectedEof`
+/// if there will be none.
 pub fn receive_request(from: impl AsFd) -> io::Result<Result<Request, Refused>> {
     let refused = |what: &str| Ok(Err(Refused::new(Code::Malformed, what, "")));
     // Without room for descriptors the kernel installs none.
@@ -41,10 +36,8 @@ pub fn receive_request(from: impl AsFd) -> io::Result<Result<Request, Refused>> 
     Ok(Request::decode(&bytes))
 }
 
-/// Sends an answer with its descriptors, without waiting.
-///
-/// # Errors
-/// The kernel's: the program has gone, or does not read.
+/// Sends an answer with its descriptors, without waiting. Error: the kernel's: the program has
+/// gone, or does not read.
 pub fn send_answer(
     to: impl AsFd,
     answer: &Answer,
@@ -56,10 +49,8 @@ pub fn send_answer(
     send(to.as_fd(), &answer.encode(), descriptors)
 }
 
-/// Receives an answer with its descriptors, without waiting.
-///
-/// # Errors
-/// As [`receive_request`]; the inner one says why there is no answer.
+/// Receives an answer with its descriptors, without waiting. Error: as [`receive_request`]; the
+/// inner one says why there is no answer.
 pub fn receive_answer(from: impl AsFd) -> io::Result<Result<(Answer, Vec<OwnedFd>), String>> {
     let (bytes, flags, descriptors) = receive::<SPACE>(from.as_fd())?;
     if flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {

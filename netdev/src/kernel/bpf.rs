@@ -184,27 +184,20 @@ impl Program {
 
     /// Attaches a classifier to the ingress of an interface, before all that are there, or in the
     /// place of `replaced`. It stays when this process ends, until it is detached or the interface
-    /// goes.
-    ///
-    /// # Errors
-    /// `EINVAL` before Linux 6.6, `EPERM` without `CAP_NET_ADMIN`, `ENOENT` if `replaced` is not
-    /// there.
+    /// goes. Error: `EINVAL` before Linux 6.6, `EPERM` without `CAP_NET_ADMIN`, `ENOENT` if
+    /// `replaced` is not there.
     pub fn attach_first(&self, ifindex: u32, replaced: Option<&Self>) -> io::Result<()> {
         self.attach_at(ifindex, (ATTACH_TCX_INGRESS, F_BEFORE), replaced)
     }
 
-    /// As [`attach_first`](Self::attach_first), behind all that are there.
-    ///
-    /// # Errors
-    /// As [`attach_first`](Self::attach_first).
+    /// As [`attach_first`](Self::attach_first), behind all that are there. Error: as
+    /// [`attach_first`](Self::attach_first).
     pub fn attach_last(&self, ifindex: u32, replaced: Option<&Self>) -> io::Result<()> {
         self.attach_at(ifindex, (ATTACH_TCX_INGRESS, F_AFTER), replaced)
     }
 
-    /// As [`attach_first`](Self::attach_first), at the egress, behind all that are there.
-    ///
-    /// # Errors
-    /// As [`attach_first`](Self::attach_first).
+    /// As [`attach_first`](Self::attach_first), at the egress, behind all that are there. Error: as
+    /// [`attach_first`](Self::attach_first).
     pub fn attach_egress(&self, ifindex: u32) -> io::Result<()> {
         self.attach_at(ifindex, (ATTACH_TCX_EGRESS, F_AFTER), None)
     }
@@ -228,17 +221,13 @@ impl Program {
     }
 
     /// Detaches what [`attach_first`](Self::attach_first) attached, perhaps in another process.
-    ///
-    /// # Errors
-    /// `ENOENT` if it is not there.
+    /// Error: `ENOENT` if it is not there.
     pub fn detach(&self, ifindex: u32) -> io::Result<()> {
         self.detach_from(ifindex, ATTACH_TCX_INGRESS)
     }
 
-    /// Detaches what [`attach_egress`](Self::attach_egress) attached.
-    ///
-    /// # Errors
-    /// As [`detach`](Self::detach).
+    /// Detaches what [`attach_egress`](Self::attach_egress) attached. Error: as
+    /// [`detach`](Self::detach).
     pub fn detach_egress(&self, ifindex: u32) -> io::Result<()> {
         self.detach_from(ifindex, ATTACH_TCX_EGRESS)
     }
@@ -254,17 +243,12 @@ impl Program {
     }
 
     /// The programs at the tcx ingress of an interface, in their order. Needs `CAP_SYS_ADMIN`.
-    ///
-    /// # Errors
-    /// `EINVAL` before Linux 6.6; `ENODEV`.
+    /// Error: `EINVAL` before Linux 6.6; `ENODEV`.
     pub fn at_ingress(ifindex: u32) -> io::Result<Vec<Self>> {
         Self::at(ifindex, true)
     }
 
-    /// Those at the tcx egress, likewise.
-    ///
-    /// # Errors
-    /// As [`at_ingress`](Self::at_ingress).
+    /// Those at the tcx egress, likewise. Error: as [`at_ingress`](Self::at_ingress).
     pub fn at_egress(ifindex: u32) -> io::Result<Vec<Self>> {
         Self::at(ifindex, false)
     }
@@ -283,10 +267,8 @@ impl Program {
         open.filter(is_there).map(|fd| fd.map(Self)).collect()
     }
 
-    /// The program's id, name, tag (a hash of its instructions without the maps) and maps.
-    ///
-    /// # Errors
-    /// The error of bpf(2).
+    /// The program's id, name, tag (a hash of its instructions without the maps) and maps. Error:
+    /// the error of bpf(2).
     pub fn described(&self) -> io::Result<Described> {
         let mut maps = [0_u32; MAPS_MAX];
         let mut info = ProgInfo {
@@ -357,11 +339,8 @@ const fn tcx_hook(ingress: bool) -> u32 {
 }
 
 /// The number of programs at a tcx hook of an interface. The ids of all are written to `ids`,
-/// unless that is empty.
-///
-/// # Errors
-/// `EINVAL` before Linux 6.6, `EPERM` without `CAP_NET_ADMIN` over the machine, `ENOSPC` if `ids`
-/// is too short.
+/// unless that is empty. Error: `EINVAL` before Linux 6.6, `EPERM` without `CAP_NET_ADMIN` over the
+/// machine, `ENOSPC` if `ids` is too short.
 pub fn programs(ifindex: u32, ingress: bool, ids: &mut [u32]) -> io::Result<u32> {
     let mut attr = ProgQuery {
         target_ifindex: ifindex,
@@ -416,10 +395,8 @@ impl AsFd for Link {
     }
 }
 
-/// Whether a descriptor is a map that [`Map::shared_word`] made, perhaps in another process.
-///
-/// # Errors
-/// No descriptor is left to ask by.
+/// Whether a descriptor is a map that [`Map::shared_word`] made, perhaps in another process. Error:
+/// no descriptor is left to ask by.
 pub fn is_shared_word(fd: BorrowedFd<'_>) -> io::Result<bool> {
     const WANTED: [(&str, u32); 4] =
         [("map_type", MAP_TYPE_ARRAY), ("key_size", 4), ("value_size", 8), ("max_entries", 1)];
@@ -428,10 +405,7 @@ pub fn is_shared_word(fd: BorrowedFd<'_>) -> io::Result<bool> {
 }
 
 /// The interface of a link of an XDP program, perhaps of another process; `None` for any other
-/// link.
-///
-/// # Errors
-/// As [`is_shared_word`].
+/// link. Error: as [`is_shared_word`].
 pub fn interface_of(link: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     let description = description(link)?;
     let is_xdp = field(&description, "link_type") == Some("xdp");

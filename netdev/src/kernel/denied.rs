@@ -30,7 +30,6 @@ impl Capability {
 pub(crate) struct Needs {
     /// The call, for the message: `bpf(2)`.
     pub(crate) call: &'static str,
-    /// The capabilities.
     pub(crate) capabilities: &'static [Capability],
     /// Whether they count only in the host's user namespace.
     pub(crate) of_the_host: bool,

@@ -47,7 +47,6 @@ const APART: libc::c_int = 512;
 /// one of those would go to the program's file. `select(2)` still takes these numbers.
 ///
 /// Without room up there the descriptor keeps its number.
-#[must_use]
 pub fn apart(fd: OwnedFd) -> OwnedFd {
     if cfg!(miri) {
         return fd;
@@ -74,10 +73,8 @@ pub fn apart(fd: OwnedFd) -> OwnedFd {
     from(least).unwrap_or(fd)
 }
 
-/// Has a program that this process becomes or starts get no descriptor but the first three.
-///
-/// # Errors
-/// There is no `/proc`.
+/// Has a program that this process becomes or starts get no descriptor but the first three. Error:
+/// there is no `/proc`.
 pub fn keep_from_children() -> io::Result<()> {
     for entry in std::fs::read_dir("/proc/self/fd")? {
         let number = entry?.file_name().to_str().and_then(|name| name.parse().ok()).unwrap_or(0);
@@ -89,10 +86,7 @@ pub fn keep_from_children() -> io::Result<()> {
     Ok(())
 }
 
-/// A netlink socket, [`apart`].
-///
-/// # Errors
-/// No descriptor or no memory left.
+/// A netlink socket, [`apart`]. Error: no descriptor or no memory left.
 pub(crate) fn netlink(protocol: isize) -> io::Result<netlink_sys::Socket> {
     let socket = netlink_sys::Socket::new(protocol)?.into_raw_fd();
     // SAFETY: each step gives the descriptor to the next as its only owner.
@@ -107,10 +101,7 @@ pub(crate) fn netlink(protocol: isize) -> io::Result<netlink_sys::Socket> {
 pub(crate) struct EventFd(File);
 
 impl EventFd {
-    /// A new one, not readable.
-    ///
-    /// # Errors
-    /// No descriptor or no memory left.
+    /// A new one, not readable. Error: no descriptor or no memory left.
     pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: no pointers; a non-negative result is a descriptor without another owner.
         unsafe {
@@ -155,10 +146,7 @@ pub(crate) enum Interest {
 }
 
 impl Epoll {
-    /// An empty set.
-    ///
-    /// # Errors
-    /// No descriptor or no memory left.
+    /// An empty set. Error: no descriptor or no memory left.
     pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: no pointers; a non-negative result is a descriptor without another owner.
         unsafe {
@@ -167,34 +155,24 @@ impl Epoll {
         }
     }
 
-    /// Adds `fd`. Closing it removes it.
-    ///
-    /// # Errors
-    /// It is in the set already, cannot be waited on, or no memory is left.
+    /// Adds `fd`. Closing it removes it. Error: it is in the set already, cannot be waited on, or
+    /// no memory is left.
     pub(crate) fn add(&self, fd: impl AsFd, interest: Interest) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_ADD, fd.as_fd(), Some(interest))
     }
 
-    /// Changes what to wait for.
-    ///
-    /// # Errors
-    /// It is not in the set.
+    /// Changes what to wait for. Error: it is not in the set.
     pub(crate) fn modify(&self, fd: impl AsFd, interest: Interest) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_MOD, fd.as_fd(), Some(interest))
     }
 
-    /// Removes `fd`.
-    ///
-    /// # Errors
-    /// It is not in the set.
+    /// Removes `fd`. Error: it is not in the set.
     pub(crate) fn remove(&self, fd: impl AsFd) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_DEL, fd.as_fd(), None)
     }
 
-    /// Adds `fd` with this interest, or removes it for `None`.
-    ///
-    /// # Errors
-    /// As [`add`](Self::add) and [`remove`](Self::remove).
+    /// Adds `fd` with this interest, or removes it for `None`. Error: as [`add`](Self::add) and
+    /// [`remove`](Self::remove).
     pub(crate) fn set(&self, fd: impl AsFd, interest: Option<Interest>) -> io::Result<()> {
         match interest {
             Some(interest) => self.add(fd, interest),
@@ -224,10 +202,7 @@ impl AsFd for Epoll {
 }
 
 /// Waits until `fd` is readable or `timeout_ms` (−1 = for ever) have passed. Returns whether `fd`
-/// is readable.
-///
-/// # Errors
-/// As `poll(2)`, except `EINTR`, which counts as not readable.
+/// is readable. Error: as `poll(2)`, except `EINTR`, which counts as not readable.
 pub fn wait_readable(fd: impl AsFd, timeout_ms: i32) -> io::Result<bool> {
     let mut poll = libc::pollfd { fd: fd.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one entry, borrowed exclusively for the call.
@@ -238,18 +213,13 @@ pub fn wait_readable(fd: impl AsFd, timeout_ms: i32) -> io::Result<bool> {
     }
 }
 
-/// A socket that is bound to nothing, for questions about the network namespace.
-///
-/// # Errors
-/// The kernel's: no descriptors left, or not this family.
+/// A socket that is bound to nothing, for questions about the network namespace. Error: the
+/// kernel's: no descriptors left, or not this family.
 pub(crate) fn datagram_socket(family: AddressFamily) -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
 }
 
-/// The address family of a socket (`SO_DOMAIN`).
-///
-/// # Errors
-/// It is no socket.
+/// The address family of a socket (`SO_DOMAIN`). Error: it is no socket.
 pub(crate) fn socket_family(fd: impl AsFd) -> io::Result<i32> {
     let (mut family, mut len) = (0_i32, size_of::<i32>() as libc::socklen_t);
     let fd = fd.as_fd().as_raw_fd();
@@ -260,10 +230,8 @@ pub(crate) fn socket_family(fd: impl AsFd) -> io::Result<i32> {
 }
 
 /// The calling thread's network namespace: a number that no other one gets until the next boot
-/// (`SO_NETNS_COOKIE` of socket(7)), or before Linux 5.14 while this one exists.
-///
-/// # Errors
-/// No descriptor is left, or the kernel does not tell.
+/// (`SO_NETNS_COOKIE` of socket(7)), or before Linux 5.14 while this one exists. Error: no
+/// descriptor is left, or the kernel does not tell.
 pub(crate) fn network_namespace() -> io::Result<u64> {
     /// Of `asm-generic/socket.h`; the crate `libc` lacks it.
     const SO_NETNS_COOKIE: libc::c_int = 71;
@@ -291,10 +259,7 @@ pub(crate) struct Program {
 const _: () = assert!(size_of::<Program>() == size_of::<libc::sock_fprog>());
 
 impl Program {
-    /// It must not be used after `instructions`.
-    ///
-    /// # Errors
-    /// There are more than 65,535.
+    /// It must not be used after `instructions`. Error: there are more than 65,535.
     pub(crate) fn new(instructions: &[libc::sock_filter]) -> io::Result<Self> {
         let len = u16::try_from(instructions.len()).map_err(io::Error::other)?;
         Ok(Self { len, between: Default::default(), instructions: instructions.as_ptr() })
@@ -302,10 +267,8 @@ impl Program {
 }
 
 /// Attaches a classic BPF program that returns the number of bytes to take of each packet
-/// (`SO_ATTACH_FILTER`). It replaces the previous one.
-///
-/// # Errors
-/// The kernel rejects the program, or no memory is left.
+/// (`SO_ATTACH_FILTER`). It replaces the previous one. Error: the kernel rejects the program, or no
+/// memory is left.
 pub(crate) fn attach_filter(socket: impl AsFd, program: &[libc::sock_filter]) -> io::Result<()> {
     let filter = Program::new(program)?;
     let (fd, option) = (socket.as_fd().as_raw_fd(), libc::SO_ATTACH_FILTER);
@@ -343,7 +306,6 @@ pub(crate) fn has_room(fd: impl AsFd, count: usize) -> bool {
 /// How an open file description has a byte of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lock {
-    /// Not at all.
     None,
     /// As others that share it.
     Shared,
@@ -352,10 +314,8 @@ pub(crate) enum Lock {
 }
 
 /// Takes, changes or leaves the lock on the byte `at` of a file, for its open file description
-/// (`F_OFD_SETLK` of fcntl(2)).
-///
-/// # Errors
-/// `EAGAIN`: another description has one that is in the way. Then nothing has changed.
+/// (`F_OFD_SETLK` of fcntl(2)). Error: `EAGAIN`: another description has one that is in the way.
+/// Then nothing has changed.
 pub(crate) fn lock(file: impl AsFd, at: u64, how: Lock) -> io::Result<()> {
     let kind = match how {
         Lock::None => libc::F_UNLCK,
@@ -376,10 +336,7 @@ thread_local! {
 }
 
 /// A lock of another description on any of these bytes, and which of them it has (`F_OFD_GETLK` of
-/// fcntl(2)).
-///
-/// # Errors
-/// It is no file.
+/// fcntl(2)). Error: it is no file.
 pub(crate) fn find_lock(file: impl AsFd, bytes: Range<u64>) -> io::Result<Option<Range<u64>>> {
     #[cfg(test)]
     SEARCHES.set(SEARCHES.get() + 1);
@@ -419,10 +376,7 @@ pub(crate) struct Peer {
 }
 
 /// The process that made the other end of a connected Unix socket, or listened there
-/// (`SO_PEERCRED`).
-///
-/// # Errors
-/// It is no such socket.
+/// (`SO_PEERCRED`). Error: it is no such socket.
 pub(crate) fn peer(socket: impl AsFd) -> io::Result<Peer> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of_val(&peer) as libc::socklen_t;
@@ -433,10 +387,7 @@ pub(crate) fn peer(socket: impl AsFd) -> io::Result<Peer> {
 }
 
 /// Has the next look into a stream socket's queue (`MSG_PEEK`) begin there (`SO_PEEK_OFF` of
-/// socket(7)).
-///
-/// # Errors
-/// It is no such socket.
+/// socket(7)). Error: it is no such socket.
 pub(crate) fn look_from(socket: impl AsFd, offset: usize) -> io::Result<()> {
     let offset = i32::try_from(offset).map_err(io::Error::other)?;
     let (fd, option) = (socket.as_fd().as_raw_fd(), libc::SO_PEEK_OFF);
@@ -447,10 +398,7 @@ pub(crate) fn look_from(socket: impl AsFd, offset: usize) -> io::Result<()> {
 }
 
 /// Tries again while the answer is `errno`, for up to `limit`: the kernel may free a closed
-/// resource late.
-///
-/// # Errors
-/// Any other error at once, and `errno` when the time is over.
+/// resource late. Error: any other error at once, and `errno` when the time is over.
 pub(crate) fn patiently<T>(
     errno: i32,
     limit: Duration,

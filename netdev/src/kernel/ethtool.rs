@@ -103,10 +103,8 @@ struct Bits {
 
 impl Segmentation {
     /// Asks through `socket` about an interface of the calling thread's network namespace, which
-    /// must be the socket's.
-    ///
-    /// # Errors
-    /// The kernel's answer to `socket(AF_NETLINK)`: no descriptors left, or a seccomp filter.
+    /// must be the socket's. Error: the kernel's answer to `socket(AF_NETLINK)`: no descriptors
+    /// left, or a seccomp filter.
     pub(crate) fn new(socket: BorrowedFd<'_>, interface: u32) -> io::Result<Self> {
         let mut this = Self {
             interface,

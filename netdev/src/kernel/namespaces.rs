@@ -11,10 +11,8 @@ const NS_GET_USERNS: libc::c_ulong = 0xb701;
 /// Of `linux/netlink.h`: the option, and the type of its control message.
 const NETLINK_LISTEN_ALL_NSID: libc::c_int = 8;
 
-/// The user namespace that owns a namespace (ioctl_ns(2)).
-///
-/// # Errors
-/// `EPERM` if it is neither the caller's nor a descendant.
+/// The user namespace that owns a namespace (ioctl_ns(2)). Error: `EPERM` if it is neither the
+/// caller's nor a descendant.
 pub fn owning_user_namespace(namespace: impl AsFd) -> io::Result<OwnedFd> {
     // SAFETY: the call takes no pointer; a non-negative result is a descriptor without another
     // owner.
@@ -25,10 +23,7 @@ pub fn owning_user_namespace(namespace: impl AsFd) -> io::Result<OwnedFd> {
 }
 
 /// A datagram of a netlink socket, and the number of the network namespace that it is about, if
-/// that is not the socket's own.
-///
-/// # Errors
-/// As recvmsg(2): `ENOBUFS` if some were lost.
+/// that is not the socket's own. Error: as recvmsg(2): `ENOBUFS` if some were lost.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(usize, Option<i32>)> {
     #[repr(align(8))]
     struct Control([u8; 64]);

@@ -11,10 +11,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// Sends a message, without waiting.
-///
-/// # Errors
-/// The kernel's; or there are more descriptors than there is room for.
+/// Sends a message, without waiting. Error: the kernel's; or there are more descriptors than there
+/// is room for.
 pub(crate) fn send<const SPACE: usize>(
     to: impl AsFd,
     bytes: &[u8],
@@ -32,10 +30,7 @@ pub(crate) fn send<const SPACE: usize>(
 }
 
 /// Receives a message: the number of its bytes, the kernel's flags, and its descriptors. Those for
-/// which there is no room are not installed (`MSG_CTRUNC`).
-///
-/// # Errors
-/// The kernel's.
+/// which there is no room are not installed (`MSG_CTRUNC`). Error: the kernel's.
 pub(crate) fn receive<const SPACE: usize>(
     from: impl AsFd,
     bytes: &mut [u8],

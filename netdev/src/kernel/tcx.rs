@@ -20,10 +20,8 @@ const V6_HEADERS: i32 = 14 + 40 + 8;
 const UDP: u32 = 17;
 
 /// The number of programs on a tcx hook of an interface, in the calling thread's network namespace;
-/// 0 if the kernel has no tcx (before 6.6).
-///
-/// # Errors
-/// `EPERM` without `CAP_NET_ADMIN` over the machine.
+/// 0 if the kernel has no tcx (before 6.6). Error: `EPERM` without `CAP_NET_ADMIN` over the
+/// machine.
 pub fn tcx_programs(ifindex: u32, ingress: bool) -> io::Result<u32> {
     match bpf::programs(ifindex, ingress, &mut []) {
         Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) => Ok(0),
@@ -42,20 +40,15 @@ pub struct TcxDrop {
 
 impl TcxDrop {
     /// Attaches the program to the ingress (`ingress`) or egress of the interface with this index,
-    /// in the calling thread's network namespace.
-    ///
-    /// # Errors
-    /// `EPERM` without `CAP_BPF` and `CAP_NET_ADMIN` over the machine; `EINVAL` before Linux 6.6.
+    /// in the calling thread's network namespace. Error: `EPERM` without `CAP_BPF` and
+    /// `CAP_NET_ADMIN` over the machine; `EINVAL` before Linux 6.6.
     pub fn attach(ifindex: u32, ingress: bool, ports: [u16; 2]) -> io::Result<Self> {
         let dropped = Map::numbers("roce_dropped", 1)?;
         let program = Program::load_classifier("roce_drop", &code(&dropped, ports))?;
         Ok(Self { _link: program.attach_tcx(ifindex, ingress)?, dropped })
     }
 
-    /// The number of packets (skbs) dropped so far.
-    ///
-    /// # Errors
-    /// The error of bpf(2).
+    /// The number of packets (skbs) dropped so far. Error: the error of bpf(2).
     pub fn dropped(&self) -> io::Result<u64> {
         self.dropped.value(&[0; 4]).map(u64::from)
     }

@@ -32,10 +32,8 @@ pub struct InterfaceWatch {
 }
 
 impl InterfaceWatch {
-    /// Follows the interface with this index from now on.
-    ///
-    /// # Errors
-    /// No descriptor or no memory left; `NotFound` if there is no such interface.
+    /// Follows the interface with this index from now on. Error: no descriptor or no memory left;
+    /// `NotFound` if there is no such interface.
     pub fn open(index: u32) -> io::Result<Self> {
         let monitor = Monitor::with(&GROUPS, &program(index, None))?;
         let mut this = Self { monitor, rtnl: Rtnl::open()?, index, now: None, is_due: true };
@@ -47,7 +45,6 @@ impl InterfaceWatch {
     }
 
     /// The interface as it was at the last look; `None` once it is gone.
-    #[must_use]
     pub fn interface(&self) -> Option<&Interface> {
         self.now.as_ref()
     }

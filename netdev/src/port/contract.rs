@@ -29,7 +29,6 @@ pub enum Backend {
 
 impl Backend {
     /// The name used on the command line and in JSON: `udp`, `packet`, `afxdp`, `sim`.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Udp => "udp",
@@ -118,7 +117,6 @@ pub struct RxBudget {
 impl RxBudget {
     /// Upper bound of the kernel memory that one received datagram of `payload` UDP payload bytes
     /// occupies in a socket's queue (skb, shared info and a power-of-two data buffer).
-    #[must_use]
     pub const fn cost(payload: u32) -> u32 {
         // An skb (256 bytes) and a slab bucket for headroom, headers, payload and shared info.
         // Measured on Linux 6.18 for IPv4 and IPv6 at SO_RCVBUF 212,992 (doubled by the kernel to
@@ -308,11 +306,8 @@ pub trait Port: Send {
 
     /// Registers a destination. The same spec may be registered more than once. If the calling
     /// thread is in another network namespace than the port was opened in, the path sends from
-    /// UDP/4791, and a missing route may show only on sending.
-    ///
-    /// # Errors
-    /// No route, a local address that is not the port's, mixed families, or a socket that cannot be
-    /// made.
+    /// UDP/4791, and a missing route may show only on sending. Error: no route, a local address
+    /// that is not the port's, mixed families, or a socket that cannot be made.
     fn add_path(&mut self, spec: &PathSpec) -> std::io::Result<Path>;
 
     /// Removes a destination. Datagrams committed before still go out.
@@ -320,11 +315,9 @@ pub trait Port: Send {
 
     /// Joins a multicast group at the port's interface. From now on the port receives datagrams to
     /// the group, with the group as their destination, including those that this machine sends.
-    /// Joining the same group again does nothing.
-    ///
-    /// # Errors
-    /// An address that is not a group's, too many groups, no descriptor left, a program that has
-    /// UDP/4791 exclusively, or a thread in another network namespace than the port was opened in.
+    /// Joining the same group again does nothing. Error: an address that is not a group's, too many
+    /// groups, no descriptor left, a program that has UDP/4791 exclusively, or a thread in another
+    /// network namespace than the port was opened in.
     fn join(&mut self, group: IpAddr) -> std::io::Result<()>;
 
     /// Leaves a group. Datagrams that have arrived but were not read may still come.
@@ -332,10 +325,8 @@ pub trait Port: Send {
 
     /// Reads received datagrams, up to about `budget` of them (a super-packet is never split), and
     /// hands each to `sink`. Returns their number; fewer than `budget` means that the queue was
-    /// empty. Makes at most a handful of system calls per call, none per datagram.
-    ///
-    /// # Errors
-    /// Only errors that end the port's life (the interface is gone); a peer cannot cause one.
+    /// empty. Makes at most a handful of system calls per call, none per datagram. Error: only
+    /// errors that end the port's life (the interface is gone); a peer cannot cause one.
     fn receive(
         &mut self,
         budget: usize,
@@ -380,10 +371,8 @@ pub trait Port: Send {
     fn wait_fd(&self) -> BorrowedFd<'_>;
 
     /// Whether [`wait_fd`](Self::wait_fd) becomes readable for arriving datagrams; initially it
-    /// does. With `false`, the kernel does not have to signal each frame.
-    ///
-    /// # Errors
-    /// No memory for an entry of the epoll set: then it does not become readable.
+    /// does. With `false`, the kernel does not have to signal each frame. Error: no memory for an
+    /// entry of the epoll set: then it does not become readable.
     fn watch(&mut self, on: bool) -> std::io::Result<()>;
 
     /// Chores off the fast path: neighbours, routes, changes of the interface. Call it in three

@@ -43,7 +43,6 @@ impl OpenError {
     }
 
     /// The errno, or 0.
-    #[must_use]
     pub fn errno(&self) -> i32 {
         self.source.as_ref().and_then(std::io::Error::raw_os_error).unwrap_or(0)
     }
@@ -65,7 +64,6 @@ impl std::fmt::Display for OpenError {
 /// Its own text has the kernel's answer, so it has no source.
 impl std::error::Error for OpenError {}
 
-/// The error for a path from an address that is not the port's.
 pub(crate) fn not_an_address_of_the_port(spec: &PathSpec) -> io::Error {
     let message = format!("{} is not an address of this port", spec.local);
     io::Error::new(io::ErrorKind::AddrNotAvailable, message)

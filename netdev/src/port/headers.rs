@@ -112,13 +112,11 @@ impl FrameTemplate {
     }
 
     /// Length of the headers: where the payload begins.
-    #[must_use]
     pub fn header_len(&self) -> usize {
         self.len
     }
 
     /// Offset of the UDP header, where a checksum offload starts to sum.
-    #[must_use]
     pub fn udp_offset(&self) -> usize {
         self.len - UDP_LEN
     }
@@ -130,13 +128,11 @@ impl FrameTemplate {
     }
 
     /// The destination's Ethernet address.
-    #[must_use]
     pub fn dst_mac(&self) -> [u8; 6] {
         self.bytes[..6].try_into().unwrap_or_default()
     }
 
     /// The most UDP payload bytes that the length fields can express.
-    #[must_use]
     pub fn payload_max(&self) -> usize {
         let ip = if self.is_ipv6() { 0 } else { IPV4_LEN };
         usize::from(u16::MAX) - ip - UDP_LEN
@@ -144,10 +140,8 @@ impl FrameTemplate {
 
     /// Writes the headers of a datagram of `payload_len` bytes to the start of `out`. The UDP
     /// checksum is 0: valid for IPv4; for IPv6 call [`complete_checksum`](Self::complete_checksum)
-    /// once the payload is in place.
-    ///
-    /// # Panics
-    /// If `out` is shorter than [`header_len`](Self::header_len).
+    /// once the payload is in place. Panics if `out` is shorter than
+    /// [`header_len`](Self::header_len).
     pub fn write(&self, out: &mut [u8], payload_len: usize, ip_id: u16) {
         debug_assert!(payload_len <= self.payload_max());
         let udp_len = (payload_len + UDP_LEN) as u16;
@@ -167,10 +161,8 @@ impl FrameTemplate {
 
     /// As [`write`](Self::write), but puts the sum of the pseudo-header into the UDP checksum
     /// field, as checksum and segmentation offloads require (`CHECKSUM_PARTIAL`,
-    /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`).
-    ///
-    /// # Panics
-    /// If `out` is shorter than [`header_len`](Self::header_len).
+    /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`). Panics if `out` is shorter than
+    /// [`header_len`](Self::header_len).
     pub fn write_partial(&self, out: &mut [u8], payload_len: usize, ip_id: u16) {
         self.write(out, payload_len, ip_id);
         let sum = fold(u64::from(self.pseudo_sum) + (payload_len + UDP_LEN) as u64);
@@ -178,10 +170,7 @@ impl FrameTemplate {
     }
 
     /// Computes the UDP checksum of a frame that [`write`](Self::write) began: headers and payload,
-    /// and nothing after it.
-    ///
-    /// # Panics
-    /// If `frame` is shorter than the headers.
+    /// and nothing after it. Panics if `frame` is shorter than the headers.
     pub fn complete_checksum(&self, frame: &mut [u8]) {
         let udp = self.udp_offset();
         put(frame, udp + UDP_CHECKSUM, 0);
@@ -264,7 +253,6 @@ pub(crate) struct Frame<'a> {
 /// extension headers, and lengths that do not fit the frame (padding after the datagram is
 /// allowed). The IPv4 header checksum and the UDP checksum are not verified: the kernel leaves both
 /// to offloads, and on a veth the latter may be partial.
-#[must_use]
 pub(crate) fn parse_frame(frame: &[u8]) -> Option<Frame<'_>> {
     let headers = parse_headers(frame, frame.len())?;
     let end = headers.payload_offset + headers.payload_len;
@@ -272,7 +260,6 @@ pub(crate) fn parse_frame(frame: &[u8]) -> Option<Frame<'_>> {
 }
 
 /// As [`parse_frame`], for a frame of `frame_len` bytes of which only `start` is contiguous.
-#[must_use]
 pub(crate) fn parse_headers(start: &[u8], frame_len: usize) -> Option<Headers> {
     let dst_mac = *start.first_chunk()?;
     let ip = start.get(ETH_LEN..)?;

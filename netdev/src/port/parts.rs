@@ -88,7 +88,6 @@ impl Manifest {
     }
 
     /// The backend.
-    #[must_use]
     pub fn backend(&self) -> Backend {
         match self.backend {
             BackendParts::Udp => Backend::Udp,
@@ -104,7 +103,6 @@ impl Parts {
     }
 
     /// The plain values.
-    #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }

@@ -97,10 +97,8 @@ pub struct Left {
 }
 
 impl Guardian {
-    /// A socket for [`new`](Self::new), and its name for [`GUARDIAN_VARIABLE`].
-    ///
-    /// # Errors
-    /// No descriptor left.
+    /// A socket for [`new`](Self::new), and its name for [`GUARDIAN_VARIABLE`]. Error: no
+    /// descriptor left.
     pub fn socket() -> io::Result<(OwnedFd, String)> {
         let listener = seqpacket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         // The kernel chooses a free name.
@@ -129,10 +127,7 @@ impl Guardian {
     }
 
     /// Sleeps until there is something to do; `None` if the program has ended and no process is
-    /// left to look after.
-    ///
-    /// # Errors
-    /// poll(2) has no memory.
+    /// left to look after. Error: poll(2) has no memory.
     pub fn errand(&mut self) -> io::Result<Option<Errand>> {
         loop {
             // The messages of the program from before its end come first.

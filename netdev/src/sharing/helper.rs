@@ -17,10 +17,8 @@ pub(super) struct Helper<T> {
 }
 
 impl<T: Send + 'static> Helper<T> {
-    /// Starts it. `work` must have released all that it holds when it returns.
-    ///
-    /// # Errors
-    /// No thread left.
+    /// Starts it. `work` must have released all that it holds when it returns. Error: no thread
+    /// left.
     pub(super) fn start(name: &str, work: impl FnOnce() -> T + Send + 'static) -> io::Result<Self> {
         let (send, result) = mpsc::sync_channel(1);
         let thread = Builder::new().name(name.into()).spawn(move || {

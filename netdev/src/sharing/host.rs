@@ -40,10 +40,7 @@ pub(super) struct Host {
 impl Host {
     /// Starts it for the addresses of a device: the objects for processes that join, and the
     /// leadership. With `follows`, this process has led an address from the beginning, and was not
-    /// the first.
-    ///
-    /// # Errors
-    /// No thread or no descriptor left.
+    /// the first. Error: no thread or no descriptor left.
     pub(super) fn start(
         places: Vec<(Arc<Objects>, Leadership)>,
         follows: bool,

@@ -45,10 +45,8 @@ impl Leadership {
         Ok(Self { name, state: State::None, is_ours: Arc::default() })
     }
 
-    /// Becomes the leader, or connects to the process that is.
-    ///
-    /// # Errors
-    /// No descriptor left; another user has the name, or a program that does not listen.
+    /// Becomes the leader, or connects to the process that is. Error: no descriptor left; another
+    /// user has the name, or a program that does not listen.
     pub(super) fn look(&mut self) -> Result<(), Refused> {
         self.state = State::None;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -112,10 +110,7 @@ impl Leadership {
 
     /// Does what there is to do: `ready` says of each descriptor of
     /// [`waits_for`](Self::waits_for) whether it is readable. Returns whether a process has gone
-    /// that this one has to do something for.
-    ///
-    /// # Errors
-    /// No descriptor left.
+    /// that this one has to do something for. Error: no descriptor left.
     pub(super) fn attend(&mut self, ready: &[bool]) -> io::Result<bool> {
         let follow = |leadership: &mut Self| {
             leadership.look().map_err(|refused| refused.error)?;

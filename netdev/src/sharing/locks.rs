@@ -107,20 +107,14 @@ pub(super) fn service(service: u64, on: On) -> u64 {
 }
 
 impl Locks {
-    /// Opens the file anew.
-    ///
-    /// # Errors
-    /// There is no `/proc`, or no descriptor left.
+    /// Opens the file anew. Error: there is no `/proc`, or no descriptor left.
     pub(super) fn open(memory: impl AsFd) -> io::Result<Self> {
         let path = format!("/proc/self/fd/{}", memory.as_fd().as_raw_fd());
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         Ok(Self { file: File::from(inherited::noted(file.into())), threads: Mutex::new(()) })
     }
 
-    /// Takes the lock of all.
-    ///
-    /// # Errors
-    /// A process has it for two seconds: it is stopped.
+    /// Takes the lock of all. Error: a process has it for two seconds: it is stopped.
     pub(super) fn hold(&self) -> io::Result<Held<'_>> {
         let thread = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         descriptors::patiently(libc::EAGAIN, PATIENCE, || self.lock(ALL))?;
@@ -201,10 +195,7 @@ impl Locks {
         self.unlock(slot as u64);
     }
 
-    /// The process on `slot` listens at this place.
-    ///
-    /// # Errors
-    /// `EADDRINUSE`: another does.
+    /// The process on `slot` listens at this place. Error: `EADDRINUSE`: another does.
     pub(super) fn listen(&self, place: u64, slot: u8) -> io::Result<()> {
         let _held = self.hold()?;
         match self.listener(place)? {
@@ -223,10 +214,8 @@ impl Locks {
         Ok(found.and_then(|at| u8::try_from(at.start - place).ok()))
     }
 
-    /// Has a port as `claim` says from now on.
-    ///
-    /// # Errors
-    /// `EADDRINUSE`: another process has it in a way that does not go with that.
+    /// Has a port as `claim` says from now on. Error: `EADDRINUSE`: another process has it in a way
+    /// that does not go with that.
     pub(super) fn claim_port(&self, port: u32, claim: PortClaim) -> io::Result<()> {
         let how = match claim {
             PortClaim::None => Lock::None,
@@ -295,10 +284,8 @@ impl Locks {
         self.file.read_exact_at(bytes, at)
     }
 
-    /// Writes to the file.
-    ///
-    /// # Errors
-    /// It ends before, as one that an older version made; `EFBIG` beyond `ulimit -f`.
+    /// Writes to the file. Error: it ends before, as one that an older version made; `EFBIG` beyond
+    /// `ulimit -f`.
     pub(super) fn write(&self, bytes: &[u8], at: u64) -> io::Result<()> {
         // The kernel would end the program (SIGXFSZ of setrlimit(2)).
         if file_bytes_max() < at + bytes.len() as u64 {

@@ -110,11 +110,8 @@ impl std::fmt::Debug for Slots {
 
 impl Slots {
     /// Takes slots for the ports of a device with these addresses; `shards` has their number and
-    /// the byte.
-    ///
-    /// # Errors
-    /// Another user's process, or one that does not share, has an address; all slots are taken; no
-    /// descriptors or no memory left.
+    /// the byte. Error: another user's process, or one that does not share, has an address; all
+    /// slots are taken; no descriptors or no memory left.
     pub fn lease(
         iface: &Interface,
         addresses: &[IpAddr],
@@ -141,20 +138,17 @@ impl Slots {
     }
 
     /// The first slot: the others follow.
-    #[must_use]
     pub fn first(&self) -> u8 {
         self.first
     }
 
     /// The number of slots.
-    #[must_use]
     pub fn count(&self) -> usize {
         self.count
     }
 
     /// The page in which this device publishes what it has counted, if an agent has handed one
     /// over.
-    #[must_use]
     pub fn page(&self) -> Option<Arc<Page>> {
         self.page.get()
     }
@@ -176,10 +170,8 @@ impl Slots {
         found.ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
     }
 
-    /// The UDP sockets of the own slots on these addresses.
-    ///
-    /// # Errors
-    /// No descriptor left, or a shared object that is none of ours.
+    /// The UDP sockets of the own slots on these addresses. Error: no descriptor left, or a shared
+    /// object that is none of ours.
     pub fn sockets(&self, addresses: &[IpAddr]) -> Result<SharedSockets, OpenError> {
         let here = |address: &IpAddr| {
             let it = self.at(*address)?;
@@ -219,7 +211,6 @@ impl Slots {
     /// The notes of neighbours that have gone, if this process is the leader, each with the
     /// address. Any process of the user may have written them. They stay until
     /// [`forget_left`](Self::forget_left): this process may die before it has noted them itself.
-    #[must_use]
     pub fn left(&self) -> Vec<(IpAddr, [u8; NOTE_BYTES])> {
         let mut all = Vec::new();
         if !self.host.has_to_look() {
@@ -268,10 +259,8 @@ impl Slots {
     }
 
     /// Takes the right to open `afxdp`, which one process of an address has at a time: until
-    /// [`leave_xdp`](Self::leave_xdp), or for as long as it has its slots.
-    ///
-    /// # Errors
-    /// The first address on which a neighbour has it. Then nothing is taken.
+    /// [`leave_xdp`](Self::leave_xdp), or for as long as it has its slots. Error: the first address
+    /// on which a neighbour has it. Then nothing is taken.
     pub(crate) fn take_xdp(&self) -> Result<(), IpAddr> {
         let Some(other) = self.shared.iter().find(|it| !it.locks.take_xdp()) else { return Ok(()) };
         self.leave_xdp();
@@ -313,9 +302,7 @@ impl Slots {
     }
 
     /// This process listens for a service from now on, on one address or on all of the device.
-    ///
-    /// # Errors
-    /// `EADDRINUSE`: a neighbour does already.
+    /// Error: `EADDRINUSE`: a neighbour does already.
     pub fn listen(&self, service: u64, address: Option<IpAddr>) -> io::Result<()> {
         let here: Vec<&Shared> = self.places(address).collect();
         let place = locks::service(service, On::of(address));
@@ -337,7 +324,6 @@ impl Slots {
 
     /// The slot of the neighbour that listens for a service on this address, or on all, unless this
     /// process does so more precisely.
-    #[must_use]
     pub fn listener(&self, service: u64, address: IpAddr) -> Option<u8> {
         let it = self.at(address).ok()?;
         for on in On::EACH {
@@ -353,9 +339,7 @@ impl Slots {
     }
 
     /// This process has a port on an address as `claim` says from now on. The meaning of the number
-    /// is the callers'; to the kernel a port is one, however often this process has it.
-    ///
-    /// # Errors
+    /// is the callers'; to the kernel a port is one, however often this process has it. Error:
     /// `EADDRINUSE`: a neighbour has it in a way that does not go with that. Nothing has changed
     /// then.
     pub fn claim_port(&self, address: IpAddr, port: u32, claim: PortClaim) -> io::Result<()> {

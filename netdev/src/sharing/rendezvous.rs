@@ -65,10 +65,8 @@ impl From<io::Error> for Refused {
     }
 }
 
-/// Joins the processes on an address, or is the first.
-///
-/// # Errors
-/// Another user has the name; the others do not answer; no descriptors left.
+/// Joins the processes on an address, or is the first. Error: another user has the name; the others
+/// do not answer; no descriptors left.
 pub(super) fn join(address: &str) -> Result<Objects, Refused> {
     let end = Instant::now() + PATIENCE;
     let name = name(address)?;
@@ -178,7 +176,6 @@ fn strange(name: &SocketAddrUnix, peer: Option<Peer>) -> Refused {
     Refused { error: io::ErrorKind::InvalidData.into(), hint }
 }
 
-/// The same for an address.
 pub(super) fn strange_at(address: &str) -> Refused {
     name(address).map_or_else(Refused::from, |name| strange(&name, None))
 }

@@ -72,11 +72,9 @@ impl SocketTable {
         Ok(usize::try_from(bytes).map_err(io::Error::other)? / MESSAGE)
     }
 
-    /// Puts an entry behind the others.
-    ///
-    /// # Errors
-    /// The queue is full, or `ETOOMANYREFS`: the user has the most descriptors in messages, which
-    /// is the limit of open ones; `InvalidData` if the two ends are not of one stream.
+    /// Puts an entry behind the others. Error: the queue is full, or `ETOOMANYREFS`: the user has
+    /// the most descriptors in messages, which is the limit of open ones; `InvalidData` if the two
+    /// ends are not of one stream.
     pub(super) fn put(&self, entry: &Entry) -> io::Result<()> {
         let descriptors = [entry.socket.as_fd(), entry.inbox.as_fd(), entry.outbox.as_fd()];
         let before = self.len()?;
@@ -86,10 +84,8 @@ impl SocketTable {
     }
 
     /// Copies of an entry. The place where the kernel looks is the stream's, so the lock of all is
-    /// held.
-    ///
-    /// # Errors
-    /// There is no such entry, or no descriptor left; `InvalidData` if it is none of ours.
+    /// held. Error: there is no such entry, or no descriptor left; `InvalidData` if it is none of
+    /// ours.
     pub(super) fn get(&self, index: usize) -> io::Result<Entry> {
         look_from(&self.reader, index * MESSAGE)?;
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;

@@ -132,18 +132,13 @@ impl SimNet {
         Self(Arc::new(Mutex::new(Hub::new(seed))))
     }
 
-    /// A device with these addresses.
-    ///
-    /// # Errors
-    /// No address, an address that another port has, or no descriptor left.
+    /// A device with these addresses. Error: no address, an address that another port has, or no
+    /// descriptor left.
     pub fn port(&self, addresses: &[IpAddr], config: &SimConfig) -> io::Result<SimPort> {
         self.attach(addresses, config, Bell::Plain(EventFd::new()?))
     }
 
-    /// As [`port`](Self::port), with a gate that can block it.
-    ///
-    /// # Errors
-    /// As [`port`](Self::port).
+    /// As [`port`](Self::port), with a gate that can block it. Error: as [`port`](Self::port).
     pub fn gated_port(
         &self,
         addresses: &[IpAddr],
@@ -210,13 +205,11 @@ impl SimNet {
     }
 
     /// The virtual time since the network was made.
-    #[must_use]
     pub fn now(&self) -> Duration {
         self.hub().now()
     }
 
     /// When the next datagram arrives, if any is in flight.
-    #[must_use]
     pub fn next_event(&self) -> Option<Duration> {
         self.hub().next_event()
     }
@@ -228,13 +221,11 @@ impl SimNet {
     }
 
     /// The number of datagrams in flight.
-    #[must_use]
     pub fn in_flight(&self) -> usize {
         self.hub().in_flight()
     }
 
     /// The counters.
-    #[must_use]
     pub fn stats(&self) -> SimStats {
         self.hub().stats
     }

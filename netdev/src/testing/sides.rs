@@ -163,7 +163,6 @@ pub(crate) fn acquire(
     take(iface, own, &PortConfig::default(), shards, None)
 }
 
-/// A port on each side.
 pub(crate) fn sides(backend: Backend) -> Result<(Pair, AnyPort, AnyPort), String> {
     let pair = Pair::new().map_err(|e| e.to_string())?;
     let a = open(&pair.a, backend, &["10.9.0.1", "fd09::1"]).map_err(|e| e.to_string())?;

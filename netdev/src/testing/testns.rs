@@ -208,10 +208,8 @@ pub(crate) fn without_capabilities<R: Send>(
     on_a_thread(work)
 }
 
-/// Runs `f` on a thread of another user, which has no capability then.
-///
-/// # Errors
-/// This one may not become another user.
+/// Runs `f` on a thread of another user, which has no capability then. Error: this one may not
+/// become another user.
 pub(crate) fn as_user<R: Send>(uid: u32, f: impl FnOnce() -> R + Send) -> io::Result<R> {
     let work = || {
         // SAFETY: a system call of numbers alone. Unlike the library's function it changes this

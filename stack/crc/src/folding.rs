@@ -47,7 +47,6 @@ const TO_THE_END: [u8; 2 * LANE] = {
     window
 };
 /// The factors that shift 16 bytes by this number of `bits`.
-#[must_use]
 pub const fn further(bits: u64) -> Factors {
     (factor(bits + 32), factor(bits - 32))
 }
@@ -138,7 +137,6 @@ fn fold(lane: __m128i, next: __m128i, factors: __m128i) -> __m128i {
 /// # Safety
 /// Only the processor matters: a caller without these target features must know that the processor
 /// has them.
-#[must_use]
 #[inline]
 #[target_feature(enable = "pclmulqdq,sse4.1")]
 pub fn reduce(lane: __m128i) -> u32 {

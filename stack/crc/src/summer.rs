@@ -35,7 +35,6 @@ impl Summer {
     /// The CRC-32 of an input followed by `covered`, the bytes at the beginning of a packet;
     /// `before` is the CRC-32 of that input. The packet starts with `head`, and its fifth byte
     /// counts as ones.
-    #[must_use]
     #[inline]
     pub fn packet(self, before: u32, head: &[u8; PACKET_MIN], covered: &[u8]) -> u32 {
         #[cfg(target_arch = "x86_64")]

@@ -15,10 +15,8 @@ use crate::wire::cm::{CmMessage, IpHeader, ServiceId, SidrRep, SidrReq, SidrStat
 
 impl ConnectionManager {
     /// Listens for questions about `service` to `address`, as [`listen`](Self::listen) does:
-    /// [`CmEvent::Asked`]. At most `backlog` questions may be undecided.
-    ///
-    /// # Errors
-    /// [`CmError::InUse`], [`CmError::Full`].
+    /// [`CmEvent::Asked`]. At most `backlog` questions may be undecided. Error: [`CmError::InUse`],
+    /// [`CmError::Full`].
     pub fn listen_datagrams(
         &mut self,
         service: ServiceId,
@@ -56,11 +54,8 @@ impl ConnectionManager {
         }
     }
 
-    /// Answers with a queue pair and its queue key, or refuses.
-    ///
-    /// # Errors
-    /// [`CmError::Unknown`] if it is decided already, or too late; [`CmError::PrivateTooLong`]: 136
-    /// bytes.
+    /// Answers with a queue pair and its queue key, or refuses. Error: [`CmError::Unknown`] if it
+    /// is decided already, or too late; [`CmError::PrivateTooLong`]: 136 bytes.
     pub fn answer(
         &mut self,
         now: Time,
@@ -162,7 +157,6 @@ impl ConnectionManager {
         listener.pending += 1;
         let listener = listener.id;
         let id = loop {
-            #[allow(clippy::cast_possible_truncation)]
             let id = SidrReqId(self.ids.draw() as u32);
             if !self.asks.contains_key(&id) {
                 break id;

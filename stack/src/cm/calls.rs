@@ -21,9 +21,7 @@ impl ConnectionManager {
     /// of resources.
     ///
     /// Requests that waited for it are taken by the next
-    /// [`handle_timeout`](Self::handle_timeout), whose time has then come.
-    ///
-    /// # Errors
+    /// [`handle_timeout`](Self::handle_timeout), whose time has then come. Error:
     /// [`CmError::InUse`], [`CmError::Full`].
     pub fn listen(
         &mut self,
@@ -59,10 +57,8 @@ impl ConnectionManager {
         }
     }
 
-    /// Asks a peer for a connection.
-    ///
-    /// # Errors
-    /// [`CmError::Family`], [`CmError::PrivateTooLong`], [`CmError::Full`].
+    /// Asks a peer for a connection. Error: [`CmError::Family`], [`CmError::PrivateTooLong`],
+    /// [`CmError::Full`].
     pub fn connect(&mut self, now: Time, ask: &Connect<'_>) -> Result<ConnId, CmError> {
         if ask.local.is_ipv4() != ask.remote.is_ipv4() {
             return Err(CmError::Family);
@@ -148,11 +144,8 @@ impl ConnectionManager {
         }
     }
 
-    /// Accepts a peer's request. The queue pair must be in RTS.
-    ///
-    /// # Errors
-    /// [`CmError::Unknown`] if the request has been withdrawn, [`CmError::State`],
-    /// [`CmError::PrivateTooLong`].
+    /// Accepts a peer's request. The queue pair must be in RTS. Error: [`CmError::Unknown`] if the
+    /// request has been withdrawn, [`CmError::State`], [`CmError::PrivateTooLong`].
     pub fn accept(&mut self, now: Time, conn: ConnId, accept: &Accept<'_>) -> Result<(), CmError> {
         if accept.private.len() > Rep::PRIVATE_LEN {
             return Err(CmError::PrivateTooLong { max: Rep::PRIVATE_LEN });
@@ -189,10 +182,8 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// Rejects the connection: the answer to a request, or to a reply.
-    ///
-    /// # Errors
-    /// [`CmError::Unknown`], [`CmError::State`], [`CmError::PrivateTooLong`].
+    /// Rejects the connection: the answer to a request, or to a reply. Error: [`CmError::Unknown`],
+    /// [`CmError::State`], [`CmError::PrivateTooLong`].
     pub fn reject(
         &mut self,
         conn: ConnId,
@@ -210,9 +201,7 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// Tells the peer that our queue pair is in RTS. The peer has accepted before.
-    ///
-    /// # Errors
+    /// Tells the peer that our queue pair is in RTS. The peer has accepted before. Error:
     /// [`CmError::Unknown`] if the peer has withdrawn, [`CmError::State`],
     /// [`CmError::PrivateTooLong`].
     pub fn establish(&mut self, conn: ConnId, private: &[u8]) -> Result<(), CmError> {
@@ -231,10 +220,8 @@ impl ConnectionManager {
     }
 
     /// Ends a connection. [`CmEvent::Disconnected`](super::CmEvent::Disconnected) follows when the
-    /// peer has answered, or when it does not answer in time.
-    ///
-    /// # Errors
-    /// [`CmError::Unknown`] if it has ended, [`CmError::State`], [`CmError::PrivateTooLong`].
+    /// peer has answered, or when it does not answer in time. Error: [`CmError::Unknown`] if it has
+    /// ended, [`CmError::State`], [`CmError::PrivateTooLong`].
     pub fn disconnect(&mut self, now: Time, conn: ConnId, private: &[u8]) -> Result<(), CmError> {
         if private.len() > Dreq::PRIVATE_LEN {
             return Err(CmError::PrivateTooLong { max: Dreq::PRIVATE_LEN });

@@ -139,13 +139,11 @@ impl ConnectionManager {
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout).
-    #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
         self.timers.first().map(|(due, _)| *due)
     }
 
     /// Number of connections, including those that only wait for their release.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.conns.len()
     }
@@ -163,13 +161,11 @@ impl ConnectionManager {
     }
 
     /// The counters so far.
-    #[must_use]
     pub fn counters(&self) -> &CmCounters {
         &self.counters
     }
 
     /// The configuration.
-    #[must_use]
     pub fn config(&self) -> &CmConfig {
         &self.config
     }
@@ -240,7 +236,6 @@ impl ConnectionManager {
     /// A new communication id that no connection has.
     fn draw_id(&mut self) -> CommId {
         loop {
-            #[allow(clippy::cast_possible_truncation)]
             let id = CommId(self.ids.draw() as u32);
             if id != CommId(0) && !self.conns.contains_key(&id) {
                 return id;
@@ -297,7 +292,6 @@ impl ConnectionManager {
     /// Asks the peer to end the connection, until it answers.
     fn begin_disconnect(&mut self, now: Time, id: CommId, private: &[u8]) {
         self.leave_backlog(id);
-        #[allow(clippy::cast_possible_truncation)]
         let unique = u64::from(self.ids.draw() as u32);
         let (retries, interval) = (self.config.max_retries, self.interval());
         let Some(conn) = self.conns.get_mut(&id) else { return };

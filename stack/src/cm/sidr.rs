@@ -12,10 +12,7 @@ use crate::wire::cm::{CmMessage, IpHeader, ServiceId, SidrRep, SidrReq, SidrStat
 
 impl ConnectionManager {
     /// Answers questions for `service` on `address`, a place as for [`listen`](Self::listen), with
-    /// this queue pair.
-    ///
-    /// # Errors
-    /// [`CmError::InUse`], [`CmError::PrivateTooLong`], [`CmError::Full`].
+    /// this queue pair. Error: [`CmError::InUse`], [`CmError::PrivateTooLong`], [`CmError::Full`].
     pub fn serve(
         &mut self,
         service: ServiceId,
@@ -44,11 +41,8 @@ impl ConnectionManager {
     }
 
     /// Asks a peer for the queue pair of a service: [`CmEvent::Resolved`] or
-    /// [`CmEvent::Unresolved`] follows.
-    ///
-    /// # Errors
-    /// [`CmError::Family`], [`CmError::PrivateTooLong`] (180 bytes where the service has a port),
-    /// [`CmError::Full`].
+    /// [`CmEvent::Unresolved`] follows. Error: [`CmError::Family`], [`CmError::PrivateTooLong`]
+    /// (180 bytes where the service has a port), [`CmError::Full`].
     pub fn resolve(
         &mut self,
         now: Time,
@@ -66,7 +60,6 @@ impl ConnectionManager {
             return Err(CmError::Full);
         }
         let id = loop {
-            #[allow(clippy::cast_possible_truncation)]
             let id = SidrQueryId(self.ids.draw() as u32);
             if !self.queries.contains_key(&id) {
                 break id;

@@ -7,7 +7,6 @@ use crate::types::{Qpn, Time};
 use crate::wire::cm::{CommId, ServiceId};
 use crate::wire::mad::MadBytes;
 
-/// A listener.
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) id: ListenerId,

@@ -14,10 +14,8 @@ use crate::wire::{Packet, Service};
 impl Engine {
     /// Attaches a queue pair to a group (`ibv_attach_mcast(3)`). It then gets the datagrams to the
     /// group that carry its Q_Key, its own included. Attaching it again does nothing. Returns
-    /// whether the group is new, so that the caller must join it.
-    ///
-    /// # Errors
-    /// [`GroupError`]; nothing has changed then.
+    /// whether the group is new, so that the caller must join it. Error: [`GroupError`]; nothing
+    /// has changed then.
     pub fn attach_multicast(&mut self, qpn: Qpn, group: IpAddr) -> Result<bool, GroupError> {
         let slot = self.slot(qpn).ok_or(GroupError::UnknownQp)?;
         let of_datagrams = |qp: &AnyQp| qp.core().init.qp_type == QpType::Ud;
@@ -28,22 +26,17 @@ impl Engine {
     }
 
     /// Detaches a queue pair from a group (`ibv_detach_mcast(3)`). Returns whether it was the last
-    /// one, so that the caller should leave the group.
-    ///
-    /// # Errors
-    /// [`GroupError::NotAttached`].
+    /// one, so that the caller should leave the group. Error: [`GroupError::NotAttached`].
     pub fn detach_multicast(&mut self, qpn: Qpn, group: IpAddr) -> Result<bool, GroupError> {
         self.groups.detach(qpn, group)
     }
 
     /// The groups that a queue pair is attached to.
-    #[must_use]
     pub fn groups_of(&self, qpn: Qpn) -> Vec<IpAddr> {
         self.groups.of(qpn)
     }
 
     /// The number of groups with queue pairs.
-    #[must_use]
     pub fn group_count(&self) -> usize {
         self.groups.count()
     }

@@ -46,7 +46,6 @@ impl Engine {
     ) -> Transmitted {
         let before = self.shared.counters.sent_pkts;
         let stop = self.take_turns(now, budget, host, sink);
-        #[allow(clippy::cast_possible_truncation)]
         Transmitted { stop, packets: (self.shared.counters.sent_pkts - before) as usize }
     }
 
@@ -119,7 +118,6 @@ impl Engine {
 
     /// The urgency of a call of [`poll_transmit`](Self::poll_transmit). Plain acknowledgements may
     /// wait for [`ACK_DELAY_NS`](crate::ACK_DELAY_NS), to leave with the program's next requests.
-    #[must_use]
     #[inline]
     pub fn urgency(&self) -> Urgency {
         let shared = &self.shared;
@@ -152,7 +150,6 @@ fn end_turn(shared: &mut Shared, core: &mut Core, used: usize, end: TurnEnd, pro
 /// As [`end_turn`], of a queue pair that has more to send.
 #[inline(never)]
 fn interrupt_turn(shared: &mut Shared, core: &mut Core, used: usize, end: TurnEnd, progress: bool) {
-    #[allow(clippy::cast_possible_truncation)]
     let used = used as u16;
     let (whole, before, slot) = (shared.quantum(), std::mem::take(&mut core.spent), core.slot);
     match end {

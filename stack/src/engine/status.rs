@@ -12,7 +12,6 @@ use crate::verbs::QpState;
 
 impl Engine {
     /// State and attributes of a queue pair (`ibv_query_qp(3)`).
-    #[must_use]
     pub fn query_qp(&self, qpn: Qpn) -> Option<(QpState, QpAttr, QpInit)> {
         let qp = self.qp(qpn)?;
         let core = qp.core();
@@ -29,7 +28,6 @@ impl Engine {
     }
 
     /// The counters of a queue pair.
-    #[must_use]
     pub fn qp_counters(&self, qpn: Qpn) -> Option<QpCounters> {
         Some(self.qp(qpn)?.core().tally.get())
     }
@@ -49,7 +47,6 @@ impl Engine {
     /// How soon a request must leave that is posted to this queue pair now. [`Urgency::Idle`] while
     /// answers are in flight that will have the engine driven; [`Urgency::By`] if datagrams just
     /// left that nothing answers, so that the caller must drive the engine then.
-    #[must_use]
     #[inline]
     pub fn post_urgency(&self, qpn: Qpn) -> Urgency {
         self.qp(qpn).map_or(Urgency::Now, AnyQp::post_urgency)
@@ -63,31 +60,26 @@ impl Engine {
     }
 
     /// Number of queue pairs.
-    #[must_use]
     pub fn qp_count(&self) -> usize {
         self.qps.len() - self.free.len()
     }
 
     /// Number of reserved queue pair numbers.
-    #[must_use]
     pub fn reserved_qpns(&self) -> usize {
         self.reserved.len()
     }
 
     /// Counters of the transport.
-    #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.shared.counters
     }
 
     /// Counters of dropped packets, by reason.
-    #[must_use]
     pub fn drops(&self) -> &Drops {
         &self.shared.drops
     }
 
     /// The configuration.
-    #[must_use]
     pub fn config(&self) -> &EngineConfig {
         &self.shared.config
     }

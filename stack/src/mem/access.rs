@@ -60,12 +60,7 @@ impl Access {
     /// From the bits of `enum ibv_access_flags`; `None` if an unknown bit is set.
     #[must_use]
     pub const fn from_bits(bits: u32) -> Option<Self> {
-        if bits & !Self::KNOWN.bits() == 0 {
-            #[allow(clippy::cast_possible_truncation)]
-            Some(Self(bits as u16))
-        } else {
-            None
-        }
+        if bits & !Self::KNOWN.bits() == 0 { Some(Self(bits as u16)) } else { None }
     }
 
     /// Both together.

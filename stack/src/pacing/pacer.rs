@@ -78,9 +78,7 @@ impl Pacer {
         }
         // A part of the first number, so that asking often does not round often.
         let left = u64::from(self.held.datagrams) * (self.takes_ns - passed);
-        #[allow(clippy::cast_possible_truncation)]
-        let held = left.div_ceil(self.takes_ns) as u32;
-        held
+        left.div_ceil(self.takes_ns) as u32
     }
 
     /// Nanoseconds from [`fill`](Self::fill) until the packets in flight are gone.
@@ -108,7 +106,6 @@ impl Pacer {
         }
         let left = self.takes_ns - passed;
         self.held.bytes = self.held.bytes * left / self.takes_ns;
-        #[allow(clippy::cast_possible_truncation)]
         let datagrams = (u64::from(self.held.datagrams) * left).div_ceil(self.takes_ns) as u32;
         self.held.datagrams = datagrams;
         self.takes_ns = left;

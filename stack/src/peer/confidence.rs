@@ -41,7 +41,6 @@ impl Confidence {
         !before && self.is_restored()
     }
 
-    /// Something was lost.
     pub(super) fn lost(&mut self) {
         if self.is_restored() {
             let most = self.stable.saturating_mul(TIMES_MAX);

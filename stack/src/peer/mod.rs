@@ -205,7 +205,6 @@ impl Peers {
         receiver.fit(self.sent.length(), ENOUGH);
         let waiting = receiver.wait_queue.len();
         receiver.wait_queue.reserve((*users as usize).saturating_sub(waiting));
-        #[allow(clippy::cast_possible_truncation)]
         let id = PeerId(at as u32);
         self.grant(id);
         id
@@ -347,7 +346,6 @@ impl Peers {
         let runs = self.sent.length();
         for at in 0..self.peers.len() {
             self.peers[at].receiver.fit(runs, ENOUGH);
-            #[allow(clippy::cast_possible_truncation)]
             self.grant(PeerId(at as u32));
         }
     }

@@ -28,7 +28,6 @@ impl Default for RunLimits {
 
 impl RunLimits {
     /// Packets of `bytes` bytes (BTH to ICRC) that a run holds, at least 1.
-    #[must_use]
     #[inline]
     pub fn packets_of(self, bytes: u32) -> u32 {
         (self.bytes / bytes.max(1)).min(self.packets).max(1)
@@ -56,7 +55,6 @@ pub(super) struct RunLength {
 }
 
 impl Default for RunLength {
-    /// One by one.
     fn default() -> Self {
         Self { datagrams: 1, eighths: 8, bytes: 0 }
     }
@@ -95,7 +93,6 @@ impl RunEstimate {
         std::mem::replace(&mut self.length, length) != length
     }
 
-    /// The length of runs.
     #[inline]
     pub(super) fn length(&self) -> RunLength {
         self.length
@@ -123,7 +120,6 @@ impl RunEstimate {
         // is a little below the mean, below a step of the cost, and the cost seven eighths of it.
         let bytes = u32::try_from(mean - mean / 32).unwrap_or(u32::MAX);
         let eighths = 7 * u64::from(Budget::cost(bytes)) / charged.max(1);
-        #[allow(clippy::cast_possible_truncation)]
         RunLength {
             datagrams: datagrams.min(LENGTH_MAX) as u32,
             eighths: eighths.clamp(8, EIGHTHS_MAX) as u32,

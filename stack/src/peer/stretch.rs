@@ -25,7 +25,6 @@ pub(super) fn stretched(budget: Budget, queue: QueueKind, runs: RunLength, enoug
     };
     let payload = u64::from(held) * u64::from(runs.bytes.max(BYTES_STEP));
     let enough = enough.saturating_mul(8) / payload.max(1);
-    #[allow(clippy::cast_possible_truncation)]
     budget.part(enough.clamp(8, u64::from(eighths.max(8))) as u32, 8)
 }
 

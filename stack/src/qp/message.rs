@@ -92,7 +92,6 @@ impl Message {
         receives
             .scatter(placed, payload, rights.recv_pd, memory)
             .map_err(|_| Refusal::Receive(NakCode::RemoteOperationalError, WcStatus::LocProtErr))?;
-        #[allow(clippy::cast_possible_truncation)]
         let placed = placed + payload.len() as u32;
         if !place.ends() {
             *self = Self::Send { placed };
@@ -123,7 +122,6 @@ impl Message {
     ) -> Result<bool, Refusal> {
         let place = packet.info.place;
         let payload = packet.payload();
-        #[allow(clippy::cast_possible_truncation)]
         let now = payload.len() as u32;
         let (va, rkey, left, len) = match *self {
             Self::None if place.begins() => {

@@ -60,7 +60,6 @@ pub(crate) enum TurnEnd {
     Idle,
     /// There is more, but others are waiting.
     Quantum,
-    /// The sink is full.
     SinkFull,
     /// The receiver has too little credit for this packet.
     Wait(PeerId, Cost),

@@ -12,7 +12,6 @@ use crate::verbs::SendOp;
 use crate::wire::icrc::Summed;
 use crate::wire::{AtomicEth, Bth, Deth, Ext, Feth, ICRC_LEN, Opcode, OpcodeInfo, Reth, bth};
 
-/// A packet of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RequestPacket {
     /// Index of the request in the send queue.
@@ -123,7 +122,6 @@ impl Core {
         let Some(info) = piece.opcode.info() else { return Sent::Refused };
         let payload = payload as usize;
         // As a byte: sums of such lengths do not overflow, so they need no check.
-        #[allow(clippy::cast_possible_truncation)]
         let header_len = usize::from(info.header_len as u8);
         let mut bth = header(piece.opcode, to.qpn, piece.psn, payload);
         bth.ack_req = piece.ack_req;
@@ -163,7 +161,6 @@ pub(crate) fn frame(
 #[inline]
 pub(crate) fn header(opcode: Opcode, dest: Qpn, psn: Seq, payload: usize) -> Bth {
     let mut bth = Bth::new(opcode, Pkey::DEFAULT, dest, Psn::truncate(psn));
-    #[allow(clippy::cast_possible_truncation)]
     let pad = (payload.wrapping_neg() & 3) as u8;
     bth.pad = pad;
     bth

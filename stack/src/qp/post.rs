@@ -55,7 +55,6 @@ impl SendLimits {
         if len > u64::from(self.longest) {
             return Err(if len > MESSAGE_MAX { PostError::TooLong } else { PostError::BeyondMtu });
         }
-        #[allow(clippy::cast_possible_truncation)]
         Ok(len as u32)
     }
 
@@ -89,7 +88,6 @@ fn check_special(op: &SendOp, len: u64) -> Result<u32, PostError> {
         SendOp::Flush { .. } if len > 0 => Err(PostError::FlushData),
         _ if len > MESSAGE_MAX => Err(PostError::TooLong),
         _ if op.is_atomic() => Ok(8),
-        #[allow(clippy::cast_possible_truncation)]
         _ => Ok(len as u32),
     }
 }
@@ -108,7 +106,6 @@ pub fn check_recv(wr: &RecvWr<'_>, max_sge: u32) -> Result<u32, PostError> {
     if len > MESSAGE_MAX {
         return Err(PostError::TooLong);
     }
-    #[allow(clippy::cast_possible_truncation)]
     Ok(len as u32)
 }
 

@@ -79,7 +79,6 @@ impl RecvQueue {
         let len = check_recv(wr, self.max_sge)?;
         let slot = self.slot(self.tail);
         self.sges[slot * self.max_sge as usize..][..wr.sges.len()].copy_from_slice(wr.sges);
-        #[allow(clippy::cast_possible_truncation)]
         let sges = wr.sges.len() as u16;
         self.wqes[slot] = Rwqe { wr_id: wr.wr_id, len, sges };
         self.tail += 1;
@@ -164,8 +163,6 @@ impl RecvQueue {
 
     #[inline]
     fn slot(&self, index: u64) -> usize {
-        #[allow(clippy::cast_possible_truncation)]
-        let slot = index as usize & (self.wqes.len() - 1);
-        slot
+        index as usize & (self.wqes.len() - 1)
     }
 }

@@ -67,7 +67,6 @@ pub(super) fn part_of(sge: &Sge, offset: u32, len: usize) -> Result<Sge, AccessE
 /// The parts of a list that hold `len` bytes from `offset` on.
 pub(super) fn parts(list: &[Sge], offset: u32, len: usize) -> impl Iterator<Item = Sge> {
     let mut skip = offset;
-    #[allow(clippy::cast_possible_truncation)]
     let mut left = len as u32;
     list.iter().filter_map(move |sge| {
         if skip >= sge.len {

@@ -139,8 +139,7 @@ impl Wqe {
     /// Offset in the message of the packet `psn`.
     #[inline]
     pub(crate) fn offset(&self, psn: Seq, mtu: Mtu) -> u32 {
-        #[allow(clippy::cast_possible_truncation)]
-        (((psn - self.first) as u32) << mtu.shift())
+        ((psn - self.first) as u32) << mtu.shift()
     }
 
     /// Payload bytes of the packet `psn`.
@@ -284,7 +283,6 @@ impl SendQueue {
             return wqe.before;
         }
         // All packets but the last are full.
-        #[allow(clippy::cast_possible_truncation)]
         wqe.before.and((psn - wqe.first) as u32, full_cost(mtu))
     }
 
@@ -370,7 +368,6 @@ impl SendQueue {
             messages: span.totals.messages,
             len,
             measure: span.measure,
-            #[allow(clippy::cast_possible_truncation)]
             sges: sges as u8,
             flags: flags
                 | flag(INLINE, inline)
@@ -469,9 +466,7 @@ impl SendQueue {
 
     #[inline]
     fn slot(&self, index: WqeIndex) -> usize {
-        #[allow(clippy::cast_possible_truncation)]
-        let slot = index.0 as usize & (self.wqes.len() - 1);
-        slot
+        index.0 as usize & (self.wqes.len() - 1)
     }
 }
 

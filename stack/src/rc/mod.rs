@@ -177,7 +177,6 @@ impl Qp {
         self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
     }
 
-    /// A new path to this peer.
     fn new_path(&self, peer: &PeerAddress, shared: &Shared) -> PathParams {
         let mtu = self.params.mtu;
         PathParams {

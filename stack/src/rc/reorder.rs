@@ -128,7 +128,6 @@ impl ReorderBuffer {
         if !data || psn - expected >= SPAN {
             return self.drop_one();
         }
-        #[allow(clippy::cast_possible_truncation)]
         let at = (psn - expected) as usize;
         let next = self.places.len();
         let asked = packet.bth().ack_req;

@@ -78,7 +78,6 @@ impl Engine {
 
     /// The kind of a queue pair's peer, from the program or from the peer's reply. `None` if the
     /// queue pair has no peer.
-    #[must_use]
     pub fn peer_kind(&self, qpn: Qpn) -> Option<PeerKind> {
         let (_, attr, _) = self.query_qp(qpn)?;
         let peer = attr.peer?;
@@ -94,12 +93,10 @@ impl Engine {
     }
 
     /// The last reply of the peer at an address, if it is a Rocinante.
-    #[must_use]
     pub fn peer_info(&self, remote: IpAddr) -> Option<PeerInfo> {
         self.gsi.recognition.table.last(remote)
     }
 
-    /// A peer replied.
     #[cold]
     pub(crate) fn replied(&mut self, remote: IpAddr, info: &PeerInfo) {
         if self.shared.config.sharers > 1 {

@@ -45,7 +45,6 @@ impl Qp {
             return shared.drops.too_long += 1;
         }
         let grh = ip_header(datagram);
-        #[allow(clippy::cast_possible_truncation)]
         let placed = receives
             .scatter(0, &grh, pd, host)
             .and_then(|()| receives.scatter(GRH_LEN as u32, payload, pd, host));
@@ -56,7 +55,6 @@ impl Qp {
             wr_id,
             status: WcStatus::Success,
             opcode: WcOpcode::Recv,
-            #[allow(clippy::cast_possible_truncation)]
             byte_len: len as u32,
             imm: packet.immediate(),
             invalidated: None,
@@ -74,7 +72,6 @@ impl Qp {
 /// there).
 fn ip_header(datagram: &Datagram<'_>) -> [u8; GRH_LEN] {
     let mut grh = [0; GRH_LEN];
-    #[allow(clippy::cast_possible_truncation)]
     let udp_len = (UDP_LEN + datagram.bytes.len()) as u16;
     let hop_limit = datagram.hop_limit.unwrap_or(HOP_LIMIT);
     match (datagram.src, datagram.dst) {
@@ -114,14 +111,12 @@ fn checksum(header: &[u8]) -> u16 {
         header.chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
     let sum: u32 = words.sum();
     let folded = (sum & 0xffff) + (sum >> 16);
-    #[allow(clippy::cast_possible_truncation)]
     let folded = (folded + (folded >> 16)) as u16;
     !folded
 }
 
 /// Whence and whereto the datagram came whose receive begins with these 40 bytes; `None` if they
 /// are no IP header.
-#[must_use]
 pub fn grh_addresses(grh: &[u8; GRH_LEN]) -> Option<(IpAddr, IpAddr)> {
     let header = &grh[GRH_LEN - IPV4_LEN..];
     // Before IPv4 there may be anything, such as the remains of an earlier datagram; a right

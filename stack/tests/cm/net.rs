@@ -181,7 +181,6 @@ impl Net {
         while self.step(until) {}
     }
 
-    /// Takes the events of a side.
     pub(crate) fn take(&mut self, side: usize) -> Vec<CmEvent> {
         self.collect();
         std::mem::take(&mut self.heard[side])

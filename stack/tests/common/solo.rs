@@ -38,16 +38,16 @@ impl Solo {
     /// With `count` SENDs of `len` bytes under way, from `wr_id` 1 on.
     pub fn sending(setup: &Setup, count: u64, len: u32) -> Self {
         let mut solo = Self::new(setup);
-        (1..=count).for_each(|id| solo.send(id, len));
-        solo.sent();
+        solo.sends(1..=count, len).sent();
         solo
     }
 
     // ---- our side ----
 
     /// Posts a signaled request with data of the arena.
-    pub fn post(&mut self, wr_id: u64, op: SendOp, sges: &[Sge]) {
+    pub fn post(&mut self, wr_id: u64, op: SendOp, sges: &[Sge]) -> &mut Self {
         self.post_wr(&SendWr::new(op, SendData::Sges(sges)).wr_id(wr_id)).expect("a good request");
+        self
     }
 
     pub fn post_wr(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
@@ -69,29 +69,33 @@ impl Solo {
     }
 
     /// Posts a SEND of the first `len` bytes of the arena.
-    pub fn send(&mut self, wr_id: u64, len: u32) {
-        self.post(wr_id, SendOp::Send { imm: None }, &[self.sge(0, len)]);
+    pub fn send(&mut self, wr_id: u64, len: u32) -> &mut Self {
+        self.post(wr_id, SendOp::Send { imm: None }, &[self.sge(0, len)])
+    }
+
+    /// Posts a SEND for each `wr_id`.
+    pub fn sends(&mut self, wr_ids: impl IntoIterator<Item = u64>, len: u32) -> &mut Self {
+        wr_ids.into_iter().for_each(|wr_id| _ = self.send(wr_id, len));
+        self
     }
 
     /// Sends a first message, `wr_id` 1, and acknowledges it after `nanoseconds`: now the round
     /// trip is known.
     pub fn know_round_trip(&mut self, nanoseconds: u64) {
-        self.send(1, 10);
-        self.sent();
+        self.send(1, 10).sent();
         self.wait(nanoseconds);
-        self.receive_ack(0);
-        assert_eq!(self.completed(), [(1, WcStatus::Success)]);
+        assert_eq!(self.receive_ack(0).completed(), [(1, WcStatus::Success)]);
     }
 
     /// Posts a READ of `len` bytes to the start of the arena.
-    pub fn read(&mut self, wr_id: u64, len: u32) {
-        self.post(wr_id, SendOp::Read { remote: 0x9000, rkey: Key(0x99) }, &[self.sge(0, len)]);
+    pub fn read(&mut self, wr_id: u64, len: u32) -> &mut Self {
+        self.post(wr_id, SendOp::Read { remote: 0x9000, rkey: Key(0x99) }, &[self.sge(0, len)])
     }
 
     /// Posts a fetch-and-add; its result goes to `offset`.
-    pub fn add(&mut self, wr_id: u64, offset: u64) {
+    pub fn add(&mut self, wr_id: u64, offset: u64) -> &mut Self {
         let op = SendOp::FetchAdd { remote: 0x9000, rkey: Key(0x99), add: 1 };
-        self.post(wr_id, op, &[self.sge(offset, 8)]);
+        self.post(wr_id, op, &[self.sge(offset, 8)])
     }
 
     /// The packets that leave now, raw.
@@ -157,55 +161,62 @@ impl Solo {
     }
 
     /// Delivers a sealed packet.
-    pub fn receive(&mut self, packet: &[u8]) {
-        self.receive_from(addr(2), addr(1), IpId::Exact { id: 0, flags: DF }, packet);
+    pub fn receive(&mut self, packet: &[u8]) -> &mut Self {
+        self.receive_from(addr(2), addr(1), IpId::Exact { id: 0, flags: DF }, packet)
     }
 
-    pub fn receive_from(&mut self, src: IpAddr, dst: IpAddr, ip_id: IpId, packet: &[u8]) {
+    pub fn receive_from(
+        &mut self,
+        src: IpAddr,
+        dst: IpAddr,
+        ip_id: IpId,
+        packet: &[u8],
+    ) -> &mut Self {
         let datagram =
             Datagram { bytes: packet, src, dst, src_port: PORT, ip_id, tos: 0, hop_limit: None };
         self.end.engine.handle_datagram(self.now, &datagram, &mut self.end.host);
+        self
     }
 
-    pub fn receive_request(&mut self, opcode: Opcode, psn: i64, rest: &[&[u8]]) {
-        self.receive(&self.request(opcode, psn, rest));
+    pub fn receive_request(&mut self, opcode: Opcode, psn: i64, rest: &[&[u8]]) -> &mut Self {
+        self.receive(&self.request(opcode, psn, rest))
     }
 
-    pub fn receive_syndrome(&mut self, psn: i64, syndrome: Syndrome) {
-        self.receive(&self.response(Opcode::RC_ACKNOWLEDGE, psn, &[&aeth(syndrome, 0)]));
+    pub fn receive_syndrome(&mut self, psn: i64, syndrome: Syndrome) -> &mut Self {
+        self.receive(&self.response(Opcode::RC_ACKNOWLEDGE, psn, &[&aeth(syndrome, 0)]))
     }
 
-    pub fn receive_ack(&mut self, psn: i64) {
-        self.receive_syndrome(psn, Syndrome::ACK_UNLIMITED);
+    pub fn receive_ack(&mut self, psn: i64) -> &mut Self {
+        self.receive_syndrome(psn, Syndrome::ACK_UNLIMITED)
     }
 
-    pub fn receive_nak(&mut self, psn: i64, code: NakCode) {
-        self.receive_syndrome(psn, Syndrome::nak(code));
+    pub fn receive_nak(&mut self, psn: i64, code: NakCode) -> &mut Self {
+        self.receive_syndrome(psn, Syndrome::nak(code))
     }
 
     /// The peer reports `psn` as missing, and `held` as received.
-    pub fn receive_gap(&mut self, psn: i64, held: &[i64]) {
+    pub fn receive_gap(&mut self, psn: i64, held: &[i64]) -> &mut Self {
         let mut report = vec![0; 4 * (held.iter().max().unwrap_or(&psn) - psn + 32) as usize / 32];
         held.iter().for_each(|held| report[(held - psn) as usize / 8] |= 1 << ((held - psn) % 8));
         let nak = aeth(Syndrome::nak(NakCode::PsnSequenceError), 0);
-        self.receive(&self.response(Opcode::RC_ACKNOWLEDGE, psn, &[&nak, &report]));
+        self.receive(&self.response(Opcode::RC_ACKNOWLEDGE, psn, &[&nak, &report]))
     }
 
-    pub fn receive_rnr(&mut self, psn: i64, timer: u8) {
-        self.receive_syndrome(psn, Syndrome::rnr(timer));
+    pub fn receive_rnr(&mut self, psn: i64, timer: u8) -> &mut Self {
+        self.receive_syndrome(psn, Syndrome::rnr(timer))
     }
 
     /// A READ response.
-    pub fn receive_data(&mut self, opcode: Opcode, psn: i64, payload: &[u8]) {
+    pub fn receive_data(&mut self, opcode: Opcode, psn: i64, payload: &[u8]) -> &mut Self {
         let middle = opcode == Opcode::RC_RDMA_READ_RESPONSE_MIDDLE;
         let aeth = if middle { vec![] } else { aeth(Syndrome::ACK_UNLIMITED, 0) };
-        self.receive(&self.response(opcode, psn, &[&aeth, payload]));
+        self.receive(&self.response(opcode, psn, &[&aeth, payload]))
     }
 
     /// The response to an atomic.
-    pub fn receive_found(&mut self, psn: i64, found: u64) {
+    pub fn receive_found(&mut self, psn: i64, found: u64) -> &mut Self {
         let rest = [&aeth(Syndrome::ACK_UNLIMITED, 0)[..], &found.to_be_bytes()];
-        self.receive(&self.response(Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, &rest));
+        self.receive(&self.response(Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, &rest))
     }
 
     /// A RETH for the arena.

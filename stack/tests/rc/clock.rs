@@ -26,8 +26,7 @@ fn until_something_completes(solo: &mut Solo) {
 fn a_full_sink_at_the_timeout_does_not_stop_the_clock() {
     let mut solo = Solo::new(&Setup { retry_cnt: 1, ..Setup::script() });
     solo.know_round_trip(1000);
-    solo.send(2, 10);
-    solo.sent();
+    solo.send(2, 10).sent();
     solo.end.out.room = 0;
     solo.wait(2_000_000);
     solo.sent();
@@ -43,8 +42,7 @@ fn a_nak_right_before_the_timeout_does_not_stop_the_clock() {
     let mut solo = Solo::new(&Setup { retry_cnt: 1, ..Setup::script() });
     solo.know_round_trip(1000);
     solo.send(2, 10);
-    solo.send(3, 10);
-    solo.sent();
+    solo.send(3, 10).sent();
     let mut left = TIMEOUT_14;
     while left > 40_000_000 {
         solo.wait(1_000_000);
@@ -125,8 +123,7 @@ fn what_left_late_still_waits_for_room() {
 fn a_nak_that_comes_several_times_is_answered_once() {
     for times in 1..7 {
         let mut solo = Solo::script();
-        (0..40).for_each(|id| solo.send(id, 10));
-        solo.sent();
+        solo.sends(0..40, 10).sent();
         solo.wait(1000);
         solo.receive_ack(0);
         for _ in 0..times {
@@ -180,12 +177,10 @@ fn a_question_that_is_answered_before_it_leaves_leaves_no_licence() {
 #[test]
 fn the_wait_of_a_question_is_no_round_trip() {
     let mut solo = Solo::new(&Setup { timeout: 20, ..Setup::script() });
-    solo.send(100, 10);
-    solo.sent();
+    solo.send(100, 10).sent();
     solo.wait(60_000);
     solo.receive_ack(0);
-    (0..40).for_each(|id| solo.send(id, 10));
-    solo.sent();
+    solo.sends(0..40, 10).sent();
     for _ in 0..4 {
         solo.wait_for_timer();
         solo.sent();
@@ -257,7 +252,7 @@ fn a_packet_that_asks_late_gives_the_peer_its_whole_time() {
 fn the_packets_that_asked_are_known_one_by_one() {
     let own = Some(Budget { bytes: 8 << 20, datagrams: 2 });
     let mut solo = Solo::new(&Setup { own, ..Setup::script() });
-    (1..=10).for_each(|id| solo.send(id, 10));
+    solo.sends(1..=10, 10);
     let asked: Vec<_> = solo.sent().iter().map(|packet| packet.ends_with("ack")).collect();
     let expected: Vec<_> = (0..10).map(|at| at == 0 || at == 9).collect();
     assert_eq!(asked, expected);
@@ -275,12 +270,10 @@ fn an_acknowledgement_of_what_is_before_it_leaves_the_probe_a_probe() {
     let mut solo = Solo::script();
     solo.know_round_trip(1000);
     solo.send(2, 10);
-    solo.send(3, 10);
-    solo.sent();
+    solo.send(3, 10).sent();
     assert_eq!(solo.wait_for_timer(), Some(2_000_000));
     // The probe is due and has not left.
-    solo.receive_ack(1);
-    assert_eq!(solo.sent(), ["SEND_ONLY #2 10B ack"]);
+    assert_eq!(solo.receive_ack(1).sent(), ["SEND_ONLY #2 10B ack"]);
     let counters = solo.end.engine.counters();
     assert_eq!((counters.tail_probes, counters.retransmitted_pkts), (1, 0));
 }

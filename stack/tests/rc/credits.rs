@@ -20,12 +20,10 @@ const WRITE_IMM: SendOp = SendOp::Write { remote: 0x9000, rkey: Key(0x99), imm: 
 #[test]
 fn what_is_granted_is_sent_and_then_one_message_at_a_time() {
     let mut solo = Solo::script();
-    solo.send(1, 8);
-    assert_eq!(solo.sent(), ["SEND_ONLY #0 8B ack"]);
+    assert_eq!(solo.send(1, 8).sent(), ["SEND_ONLY #0 8B ack"]);
     // One message is done, and two receives are there.
     grant(&mut solo, 0, 1, 2);
-    (2..=6).for_each(|wr_id| solo.send(wr_id, 8));
-    assert_eq!(solo.sent(), ["SEND_ONLY #1 8B ack", "SEND_ONLY #2 8B ack"]);
+    assert_eq!(solo.sends(2..=6, 8).sent(), ["SEND_ONLY #1 8B ack", "SEND_ONLY #2 8B ack"]);
     grant(&mut solo, 1, 2, 1);
     assert!(solo.sent().is_empty(), "the limit is where it was");
     grant(&mut solo, 2, 3, 0);
@@ -34,8 +32,7 @@ fn what_is_granted_is_sent_and_then_one_message_at_a_time() {
     grant(&mut solo, 3, 4, 0);
     assert_eq!(solo.sent(), ["SEND_ONLY #4 8B ack"]);
     // A responder repeats its last acknowledgement after receives were posted.
-    solo.receive_syndrome(4, Syndrome::ACK_UNLIMITED);
-    assert_eq!(solo.sent(), ["SEND_ONLY #5 8B ack"]);
+    assert_eq!(solo.receive_syndrome(4, Syndrome::ACK_UNLIMITED).sent(), ["SEND_ONLY #5 8B ack"]);
     solo.receive_ack(5);
     let done: Vec<_> = solo.completed();
     assert_eq!(done, (1..=6).map(|wr_id| (wr_id, WcStatus::Success)).collect::<Vec<_>>());
@@ -45,8 +42,7 @@ fn what_is_granted_is_sent_and_then_one_message_at_a_time() {
 fn a_repeated_acknowledgement_raises_the_limit() {
     let mut solo = Solo::sending(&Setup::script(), 1, 8);
     grant(&mut solo, 0, 1, 1);
-    (2..=5).for_each(|wr_id| solo.send(wr_id, 8));
-    assert_eq!(solo.sent(), ["SEND_ONLY #1 8B ack"]);
+    assert_eq!(solo.sends(2..=5, 8).sent(), ["SEND_ONLY #1 8B ack"]);
     grant(&mut solo, 0, 1, 3);
     assert_eq!(solo.sent(), ["SEND_ONLY #2 8B ack", "SEND_ONLY #3 8B ack"]);
     // An old acknowledgement lowers nothing.
@@ -60,8 +56,7 @@ fn a_repeated_acknowledgement_raises_the_limit() {
 fn the_rest_of_a_tried_message_waits_for_its_first_packet() {
     let mut solo = Solo::sending(&Setup::script(), 1, 8);
     grant(&mut solo, 0, 1, 0);
-    solo.send(2, 700);
-    assert_eq!(solo.sent(), ["SEND_FIRST #1 256B ack"]);
+    assert_eq!(solo.send(2, 700).sent(), ["SEND_FIRST #1 256B ack"]);
     grant(&mut solo, 1, 1, 0);
     assert_eq!(solo.sent(), ["SEND_MIDDLE #2 256B", "SEND_LAST #3 188B ack"]);
     grant(&mut solo, 3, 2, 0);
@@ -89,8 +84,7 @@ fn a_read_in_pieces_counts_as_many_messages() {
     let mut solo = Solo::sending(&Setup { own, ..Setup::script() }, 1, 8);
     grant(&mut solo, 0, 1, 0);
     solo.read(2, 61 * 256);
-    solo.send(3, 8);
-    assert_eq!(solo.sent().len(), 2, "two READ requests, and no SEND");
+    assert_eq!(solo.send(3, 8).sent().len(), 2, "two READ requests, and no SEND");
     for psn in 1..=61 {
         let opcode = match psn {
             1 => Op::RC_RDMA_READ_RESPONSE_FIRST,

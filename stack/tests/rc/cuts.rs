@@ -66,8 +66,7 @@ fn what_has_company_leaves_as_messages_of_one_packet() {
     assert_eq!(sent, [part(0, 256), part(256, 256), part(512, 188)]);
     let asks: Vec<_> = packets.iter().map(|p| Packet::parse(p).unwrap().bth().ack_req).collect();
     assert_eq!(asks, [false, false, true], "of a request one packet asks, as of a message");
-    solo.receive_ack(5);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+    assert_eq!(solo.receive_ack(5).completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
 }
 
 #[test]
@@ -147,8 +146,7 @@ fn what_is_sent_again_is_the_same() {
         let again = unasked(&mut solo);
         if again.len() == 4 {
             assert_eq!(again, sent[1..], "the timeout");
-            solo.receive_ack(7);
-            assert_eq!(solo.completed().len(), 3);
+            assert_eq!(solo.receive_ack(7).completed().len(), 3);
             return;
         }
     }
@@ -163,8 +161,7 @@ fn what_is_missing_goes_again_alone_and_is_the_same() {
     solo.receive_gap(2, &[3, 4, 6, 7, 8, 10, 11]);
     let again: Vec<_> = solo.sent();
     assert_eq!(again, ["WRITE_MIDDLE #2 256B", "WRITE_ONLY #5 256B", "WRITE_ONLY #9 256B"]);
-    solo.receive_ack(11);
-    assert_eq!(solo.completed().len(), 3);
+    assert_eq!(solo.receive_ack(11).completed().len(), 3);
 }
 
 /// The peer counts each packet as a message, so its limit is reached as if each packet had been
@@ -179,8 +176,7 @@ fn they_count_as_many_messages() {
     };
     post(&mut solo, 2, WRITE, 1024);
     solo.send(3, 8);
-    solo.send(4, 8);
-    assert_eq!(solo.sent().len(), 6, "no limit is known");
+    assert_eq!(solo.send(4, 8).sent().len(), 6, "no limit is known");
     // Five messages are done, and no receives are there: neither of the two SENDs finds one, and
     // one may be tried.
     grant(&mut solo, 4, 5, 0);

@@ -40,14 +40,11 @@ fn what_was_begun_ends_and_what_was_not_waits() {
         Solo::new(&Setup { budget: Budget { bytes: 1 << 20, datagrams: 2 }, ..Setup::script() });
     solo.send(1, 8);
     solo.send(2, 700);
-    solo.send(3, 8);
-    assert_eq!(solo.sent(), ["SEND_ONLY #0 8B ack", "SEND_FIRST #1 256B ack"]);
+    assert_eq!(solo.send(3, 8).sent(), ["SEND_ONLY #0 8B ack", "SEND_FIRST #1 256B ack"]);
     drain(&mut solo, true);
     solo.send(4, 8);
-    solo.receive_ack(0);
-    assert_eq!(solo.sent().len(), 1, "a begun message goes on");
-    solo.receive_ack(1);
-    assert_eq!(solo.sent().len(), 1);
+    assert_eq!(solo.receive_ack(0).sent().len(), 1, "a begun message goes on");
+    assert_eq!(solo.receive_ack(1).sent().len(), 1);
     assert_eq!(solo.event(), None);
     solo.receive_ack(3);
     assert_eq!(solo.event(), Some(QpEvent::SqDrained));
@@ -57,8 +54,7 @@ fn what_was_begun_ends_and_what_was_not_waits() {
     assert!(solo.sent().is_empty(), "nothing waits for an answer");
     resume(&mut solo);
     assert_eq!(solo.sent().len(), 2);
-    solo.receive_ack(5);
-    assert_eq!(solo.completed(), [(3, WcStatus::Success), (4, WcStatus::Success)]);
+    assert_eq!(solo.receive_ack(5).completed(), [(3, WcStatus::Success), (4, WcStatus::Success)]);
     assert_eq!(solo.event(), None);
 }
 
@@ -105,8 +101,7 @@ fn attributes_change_in_sqd() {
     );
     resume(&mut solo);
     solo.add(1, 0);
-    solo.add(2, 8);
-    assert_eq!(solo.sent().len(), 1, "one atomic at a time now");
+    assert_eq!(solo.add(2, 8).sent().len(), 1, "one atomic at a time now");
     assert_eq!(solo.wait_for_timer(), Some(4096 << 10));
     assert_eq!(solo.completed()[0], (1, WcStatus::RetryExcErr), "no retries now");
 }
@@ -139,8 +134,7 @@ fn nobody_is_told_who_did_not_ask_this_time() {
 #[test]
 fn a_read_that_was_begun_survives_that_no_more_are_allowed() {
     let mut solo = Solo::script();
-    solo.read(1, 8);
-    assert_eq!(solo.sent().len(), 1);
+    assert_eq!(solo.read(1, 8).sent().len(), 1);
     let attr = QpAttr { max_rd_atomic: Some(0), ..QpAttr::default() };
     drain(&mut solo, false);
     modify(&mut solo, &QpAttr { state: Some(QpState::Sqd), ..attr }).expect("in SQD");
@@ -192,8 +186,7 @@ fn another_path_is_taken_with_the_psns_that_are_due() {
     solo.receive_ack(0);
     assert_eq!(solo.event(), Some(QpEvent::SqDrained));
     modify(&mut solo, &path_to(3, 9, budget)).expect("all is done");
-    solo.send(2, 8);
-    assert!(solo.sent().is_empty(), "still SQD");
+    assert!(solo.send(2, 8).sent().is_empty(), "still SQD");
     resume(&mut solo);
     assert_eq!((solo.sent(), solo.end.out.path), (vec!["SEND_ONLY #1 8B ack".into()], 9));
     // Only packets from the peer's new address count.
@@ -209,8 +202,7 @@ fn another_path_is_taken_with_the_psns_that_are_due() {
     receive_at(&mut solo, 3, &request);
     assert_eq!((solo.completed(), solo.sent().len()), (vec![(3, WcStatus::Success)], 1));
     // A packet that is lost on the new path goes again on it.
-    solo.send(4, 8);
-    assert_eq!(solo.sent().len(), 1);
+    assert_eq!(solo.send(4, 8).sent().len(), 1);
     solo.wait_for_timer().expect("a timeout");
     assert_eq!((solo.sent(), solo.end.out.path), (vec!["SEND_ONLY #2 8B ack".into()], 9));
 }
@@ -219,8 +211,7 @@ fn another_path_is_taken_with_the_psns_that_are_due() {
 fn a_path_stays_while_something_is_on_it() {
     let mut solo = Solo::script();
     let budget = solo.setup.budget;
-    solo.send(1, 8);
-    assert_eq!(solo.sent().len(), 1);
+    assert_eq!(solo.send(1, 8).sent().len(), 1);
     let to = path_to(3, 9, budget);
     let is_about = |error| matches!(error, ModifyError::Value { attribute: "IBV_QP_AV", .. });
     let refused = |result: Result<(), _>| result.is_err_and(is_about);
@@ -277,7 +268,8 @@ fn the_room_of_the_old_and_the_new_address_is_counted_apart() {
 fn the_peer_may_ask_for_fewer_or_more_at_a_time() {
     let mut solo = Solo::new(&Setup { dest_rd_atomic: Some(3), ..Setup::script() });
     let reth = solo.reth(0, 8);
-    let ask = |solo: &mut Solo, psn| solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&reth]);
+    let ask =
+        |solo: &mut Solo, psn| _ = solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&reth]);
     (0..3).for_each(|psn| ask(&mut solo, psn));
     drain(&mut solo, false);
     let at_most = |max| QpAttr { max_dest_rd_atomic: Some(max), ..QpAttr::default() };

@@ -106,10 +106,8 @@ fn they_count_among_the_reads_that_may_be_outstanding() {
     solo.post(1, flush(8), &[]);
     solo.post(2, STORE, &[solo.sge(0, 8)]);
     solo.post(3, flush(8), &[]);
-    solo.read(4, 8);
-    assert_eq!(solo.sent(), ["FLUSH #0", "ATOMIC_WRITE #1 8B ack"]);
-    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[]);
-    assert_eq!(solo.sent(), ["FLUSH #2"]);
+    assert_eq!(solo.read(4, 8).sent(), ["FLUSH #0", "ATOMIC_WRITE #1 8B ack"]);
+    assert_eq!(solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[]).sent(), ["FLUSH #2"]);
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 1, &[]);
     assert_eq!(solo.sent(), ["READ #3 @9000+8"]);
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 2, &[]);
@@ -117,8 +115,7 @@ fn they_count_among_the_reads_that_may_be_outstanding() {
     assert_eq!(solo.completed().len(), 4);
     // None allowed: an error instead of an endless wait.
     let mut solo = Solo::new(&Setup { rd_atomic: 0, ..setup() });
-    solo.post(1, flush(8), &[]);
-    assert!(solo.sent().is_empty());
+    assert!(solo.post(1, flush(8), &[]).sent().is_empty());
     assert_eq!(solo.completed(), [(1, WcStatus::LocQpOpErr)]);
 }
 
@@ -160,15 +157,13 @@ fn a_response_that_is_not_of_a_read_of_nothing_is_a_bad_response() {
         ] {
             let mut solo = Solo::new(&setup());
             let list = if op == STORE { vec![solo.sge(0, 8)] } else { vec![] };
-            solo.post(1, op, &list);
-            solo.sent();
+            solo.post(1, op, &list).sent();
             solo.receive_data(opcode, 0, payload);
             assert_eq!(solo.completed(), [(1, WcStatus::BadRespErr)], "{op:?} {opcode:?}");
         }
         let mut solo = Solo::new(&setup());
         let list = if op == STORE { vec![solo.sge(0, 8)] } else { vec![] };
-        solo.post(1, op, &list);
-        solo.sent();
+        solo.post(1, op, &list).sent();
         solo.receive_found(0, 7);
         assert_eq!(solo.completed(), [(1, WcStatus::BadRespErr)], "{op:?} atomic");
     }
@@ -177,8 +172,7 @@ fn a_response_that_is_not_of_a_read_of_nothing_is_a_bad_response() {
 #[test]
 fn a_lost_response_is_asked_for_again_and_a_refusal_ends_the_queue_pair() {
     let mut solo = Solo::new(&setup());
-    solo.post(1, flush(8), &[]);
-    assert_eq!(solo.sent(), ["FLUSH #0"]);
+    assert_eq!(solo.post(1, flush(8), &[]).sent(), ["FLUSH #0"]);
     solo.wait(TIMEOUT_14);
     assert_eq!(solo.sent(), ["FLUSH #0"]);
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[]);
@@ -190,10 +184,8 @@ fn a_lost_response_is_asked_for_again_and_a_refusal_ends_the_queue_pair() {
         for op in [flush(8), STORE] {
             let mut solo = Solo::new(&setup());
             let list = if op == STORE { vec![solo.sge(0, 8)] } else { vec![] };
-            solo.post(1, op, &list);
-            solo.sent();
-            solo.receive_nak(0, code);
-            assert_eq!(solo.completed(), [(1, status)]);
+            solo.post(1, op, &list).sent();
+            assert_eq!(solo.receive_nak(0, code).completed(), [(1, status)]);
         }
     }
 }
@@ -226,13 +218,11 @@ fn a_duplicate_is_answered_and_not_executed_again() {
     solo.receive_request(Op::RC_ATOMIC_WRITE, 0, &[&to, b"__once__"]);
     assert_eq!(solo.sent(), ["READ_ONLY #0 0B"]);
     assert_eq!(solo.end.host.arena[64..72], *b"changed!");
-    solo.receive_request(Op::RC_FLUSH, 1, &[&whole]);
-    assert_eq!(solo.sent(), ["READ_ONLY #1 0B"]);
+    assert_eq!(solo.receive_request(Op::RC_FLUSH, 1, &[&whole]).sent(), ["READ_ONLY #1 0B"]);
     // Another operation with the PSN of one of them is not its duplicate.
     solo.receive_request(Op::RC_FLUSH, 0, &[&whole]);
     solo.receive_request(Op::RC_ATOMIC_WRITE, 1, &[&to, b"__once__"]);
-    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&to]);
-    assert!(solo.sent().is_empty());
+    assert!(solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&to]).sent().is_empty());
     assert_eq!(solo.end.host.arena[64..72], *b"changed!");
     assert_eq!(solo.end.engine.drops().stale_duplicate, 3);
 }
@@ -360,8 +350,7 @@ fn they_do_not_interrupt_a_message() {
         let (store, whole) = (solo.reth(64, 8), flush_of(1, 0, BASE, solo.key, 8));
         let rest: &[&[u8]] = if opcode == Op::RC_FLUSH { &[&whole] } else { &[&store, &[1; 8]] };
         solo.sent();
-        solo.receive_request(opcode, 1, rest);
-        assert_eq!(solo.sent(), ["NAK #1 invalid"], "{opcode:?}");
+        assert_eq!(solo.receive_request(opcode, 1, rest).sent(), ["NAK #1 invalid"], "{opcode:?}");
     }
 }
 

@@ -46,14 +46,13 @@ fn live() -> (Solo, Key) {
     solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&at(open, 0, 600)]);
     let mut atomic = at(open, 1024, 0)[..12].to_vec();
     atomic.extend_from_slice(&[0; 16]);
-    solo.receive_request(Op::RC_FETCH_ADD, 3, &[&atomic]);
-    solo.sent();
+    solo.receive_request(Op::RC_FETCH_ADD, 3, &[&atomic]).sent();
     // In flight: a SEND, a READ that is half answered, an atomic, a WRITE.
     solo.send(10, 600);
     solo.post(11, SendOp::Read { remote: 0x9000, rkey: Key(0x99) }, &[solo.sge(32_768, 1000)]);
     solo.add(12, 40_960);
-    solo.post(13, SendOp::Write { remote: 0x9000, rkey: Key(9), imm: None }, &[solo.sge(0, 300)]);
-    solo.sent();
+    solo.post(13, SendOp::Write { remote: 0x9000, rkey: Key(9), imm: None }, &[solo.sge(0, 300)])
+        .sent();
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 3, &[3; 256]);
     (solo, open)
 }

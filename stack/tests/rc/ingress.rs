@@ -140,8 +140,7 @@ fn a_wrong_hint_is_solved_below_the_segment_limit() {
 fn is_accepted(solo: &mut Solo, id: u16, flags: u16) -> bool {
     let packet = numbered(solo, 0, id, flags);
     let before = solo.end.engine.drops().icrc;
-    solo.receive_from(addr(2), addr(1), IpId::Hint(0), &packet);
-    solo.sent();
+    solo.receive_from(addr(2), addr(1), IpId::Hint(0), &packet).sent();
     solo.end.engine.drops().icrc == before
 }
 

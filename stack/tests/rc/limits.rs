@@ -88,7 +88,7 @@ fn the_rules_of_the_transport() {
     solo.send(1, 10);
     solo.packets();
     solo.receive_syndrome(0, Syndrome::credits(0));
-    (2..=4).for_each(|id| solo.send(id, 10));
+    solo.sends(2..=4, 10);
     assert_eq!(turn(&mut solo), (1, vec![(Limit::Credits, 1)]), "one that asks");
 }
 
@@ -129,7 +129,7 @@ fn receive_queues_sinks_and_turns() {
     // No credit of our own for an answer.
     let own = Some(Budget { bytes: 8 << 20, datagrams: 2 });
     let mut solo = Solo::new(&Setup { own, rd_atomic: 4, ..Setup::script() });
-    (1..=3).for_each(|id| solo.read(id, 10));
+    (1..=3).for_each(|id| _ = solo.read(id, 10));
     assert_eq!(turn(&mut solo), (2, vec![(Limit::AckRoom, 1)]));
 
     // The peer holds bytes for three packets, and datagrams for more.
@@ -146,7 +146,7 @@ fn receive_queues_sinks_and_turns() {
     assert_eq!(turn(&mut solo), (2, vec![(Limit::Port, 1)]));
 
     let mut solo = Solo::new(&Setup { quantum: 3, ..Setup::script() });
-    (1..=4).for_each(|id| solo.post(id, write(&solo), &[solo.sge(0, 10 * id as u32)]));
+    (1..=4).for_each(|id| _ = solo.post(id, write(&solo), &[solo.sge(0, 10 * id as u32)]));
     let (packets, why) = turn(&mut solo);
     assert_eq!((packets, why), (4, vec![(Limit::SendQueueEmpty, 1), (Limit::Turn, 1)]));
 }
@@ -154,7 +154,7 @@ fn receive_queues_sinks_and_turns() {
 #[test]
 fn small_messages_wait_for_a_run() {
     let mut solo = Solo::new(&Setup { depth: 256, ..Setup::script() });
-    (1..=200).for_each(|id| solo.send(id, 10));
+    solo.sends(1..=200, 10);
     let why = vec![(Limit::Batch, 1), (Limit::Turn, 2)];
     assert_eq!(turn(&mut solo), (3 * 64, why), "eight wait for more");
     solo.receive_ack(3 * 64 - 1);

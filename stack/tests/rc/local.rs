@@ -162,12 +162,10 @@ fn a_local_protection_error_comes_in_order() {
             let list = if op.is_atomic() { vec![bad] } else { vec![good, bad] };
             solo.send(1, 10);
             solo.post(2, op, &list);
-            solo.send(3, 10);
-            assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"], "{name}");
+            assert_eq!(solo.send(3, 10).sent(), ["SEND_ONLY #0 10B ack"], "{name}");
             assert!(solo.completed().is_empty());
             assert_eq!(solo.state(), QpState::Rts);
-            solo.receive_ack(0);
-            assert!(solo.sent().is_empty());
+            assert!(solo.receive_ack(0).sent().is_empty());
             use WcStatus::{LocProtErr, Success, WrFlushErr};
             assert_eq!(
                 solo.completed(),
@@ -182,23 +180,20 @@ fn a_local_protection_error_comes_in_order() {
 #[test]
 fn the_first_request_fails_at_once() {
     let mut solo = Solo::script();
-    solo.post(1, SEND, &[sge(0, 8, Key(5))]);
-    assert!(solo.sent().is_empty());
+    assert!(solo.post(1, SEND, &[sge(0, 8, Key(5))]).sent().is_empty());
     assert_eq!(solo.completed(), [(1, WcStatus::LocProtErr)]);
 }
 
 #[test]
 fn an_empty_element_needs_no_key() {
     let mut solo = Solo::script();
-    solo.post(1, SEND, &[sge(0, 0, Key(5))]);
-    assert_eq!(solo.sent(), ["SEND_ONLY #0 0B ack"]);
+    assert_eq!(solo.post(1, SEND, &[sge(0, 0, Key(5))]).sent(), ["SEND_ONLY #0 0B ack"]);
 }
 
 #[test]
 fn memory_that_goes_away_before_the_response_is_a_local_error() {
     let mut solo = Solo::script();
-    solo.read(1, 8);
-    solo.sent();
+    solo.read(1, 8).sent();
     let key = solo.key;
     assert!(solo.end.engine.uses_key(key));
     solo.end.host.regions.remove(key);
@@ -212,8 +207,7 @@ fn memory_that_goes_away_before_the_response_is_a_local_error() {
 fn memory_that_goes_away_in_mid_send_is_a_local_error() {
     let mut solo = Solo::script();
     solo.end.out.room = 1;
-    solo.send(1, 600);
-    assert_eq!(solo.sent(), ["SEND_FIRST #0 256B"]);
+    assert_eq!(solo.send(1, 600).sent(), ["SEND_FIRST #0 256B"]);
     solo.end.host.regions.remove(solo.key);
     assert!(solo.sent().is_empty());
     assert_eq!(solo.completed(), [(1, WcStatus::LocProtErr)]);
@@ -224,8 +218,7 @@ fn a_read_that_does_not_fit_its_list_is_placed_nowhere_else() {
     let mut solo = Solo::script();
     // The READ asks for 12 bytes, in two elements of 8 and 4.
     let list = [solo.sge(100, 8), solo.sge(200, 4)];
-    solo.post(1, SendOp::Read { remote: 0x9000, rkey: Key(9) }, &list);
-    solo.sent();
+    solo.post(1, SendOp::Read { remote: 0x9000, rkey: Key(9) }, &list).sent();
     solo.receive_data(rocinante_stack::wire::Opcode::RC_RDMA_READ_RESPONSE_ONLY, 0, &[7; 12]);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     let arena = &solo.end.host.arena;
@@ -237,10 +230,8 @@ fn a_read_that_does_not_fit_its_list_is_placed_nowhere_else() {
 fn an_atomic_uses_the_first_eight_bytes_of_its_list() {
     let mut solo = Solo::script();
     let list = [solo.sge(100, 3), solo.sge(200, 50)];
-    solo.post(1, SendOp::FetchAdd { remote: 0x9000, rkey: Key(9), add: 1 }, &list);
-    solo.sent();
-    solo.receive_found(0, u64::MAX);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
+    solo.post(1, SendOp::FetchAdd { remote: 0x9000, rkey: Key(9), add: 1 }, &list).sent();
+    assert_eq!(solo.receive_found(0, u64::MAX).completed(), [(1, WcStatus::Success)]);
     let arena = &solo.end.host.arena;
     assert_eq!(
         (&arena[100..104], &arena[200..206]),

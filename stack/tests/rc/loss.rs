@@ -10,15 +10,13 @@ const TIMEOUT_14: u64 = 4096 << 14;
 #[test]
 fn an_ack_covers_all_before_it() {
     let mut solo = Solo::script();
-    (1..=3).for_each(|id| solo.send(id, 10));
+    solo.sends(1..=3, 10);
     assert_eq!(
         solo.sent(),
         ["SEND_ONLY #0 10B ack", "SEND_ONLY #1 10B ack", "SEND_ONLY #2 10B ack"]
     );
-    solo.receive_ack(1);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
-    solo.receive_ack(2);
-    assert_eq!(solo.completed(), [(3, WcStatus::Success)]);
+    assert_eq!(solo.receive_ack(1).completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+    assert_eq!(solo.receive_ack(2).completed(), [(3, WcStatus::Success)]);
     assert_eq!(solo.end.host.sends_retired, 3);
     // The timer was stopped: it may expire once more, without effect.
     solo.wait(10 * TIMEOUT_14);
@@ -30,8 +28,7 @@ fn an_ack_covers_all_before_it() {
 fn ghost_acks_change_nothing() {
     let mut solo = Solo::script();
     solo.receive_ack(0);
-    solo.send(1, 10);
-    solo.sent();
+    solo.send(1, 10).sent();
     for psn in [1, 2, 1000, 0x7f_fff0] {
         solo.receive_ack(psn);
         solo.receive_nak(psn, NakCode::RemoteAccessError);
@@ -44,8 +41,7 @@ fn ghost_acks_change_nothing() {
     }
     assert_eq!(solo.end.engine.counters().duplicate_response, 4);
     assert!(solo.completed().is_empty());
-    solo.receive_ack(0);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
+    assert_eq!(solo.receive_ack(0).completed(), [(1, WcStatus::Success)]);
     solo.receive_ack(0);
     assert!(solo.completed().is_empty());
 }
@@ -75,16 +71,14 @@ fn after_a_sequence_nak_it_goes_back() {
     // The first packet of a retransmission has AckReq: its arrival alone is progress.
     assert_eq!(solo.sent(), ["SEND_MIDDLE #2 256B ack", all[3]]);
     assert_eq!(solo.end.engine.counters().retransmitted_pkts, 2);
-    solo.receive_ack(3);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
+    assert_eq!(solo.receive_ack(3).completed(), [(1, WcStatus::Success)]);
 }
 
 #[test]
 fn a_lost_last_packet_is_asked_about_and_sent_again_after_the_timeout() {
     let mut solo = Solo::sending(&Setup::script(), 2, 10);
     solo.wait(1000);
-    solo.receive_ack(0);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
+    assert_eq!(solo.receive_ack(0).completed(), [(1, WcStatus::Success)]);
     // Four round trips were 4 µs: a peer gets at least 2 ms, and twice as long each time.
     let mut passed = 0;
     for wait in [2, 4, 8, 16, 32] {
@@ -102,21 +96,18 @@ fn a_lost_last_packet_is_asked_about_and_sent_again_after_the_timeout() {
     assert_eq!(solo.sent(), ["SEND_ONLY #1 10B ack"]);
     assert_eq!(solo.end.engine.counters().local_ack_timeout_err, 1);
     // The lost ACK of a request that was executed all the same.
-    solo.receive_ack(1);
-    assert_eq!(solo.completed(), [(2, WcStatus::Success)]);
+    assert_eq!(solo.receive_ack(1).completed(), [(2, WcStatus::Success)]);
 }
 
 #[test]
 fn progress_starts_the_timer_over_and_reloads_the_retries() {
     let mut solo = Solo::new(&Setup { retry_cnt: 1, ..Setup::script() });
-    (0..3).for_each(|id| solo.send(id, 10));
-    solo.sent();
+    solo.sends(0..3, 10).sent();
     for psn in 0..3 {
         solo.wait(TIMEOUT_14);
         assert_eq!(solo.sent().len(), 3 - psn as usize);
         solo.wait(TIMEOUT_14 - 1);
-        solo.receive_ack(psn);
-        assert_eq!(solo.completed(), [(psn as u64, WcStatus::Success)]);
+        assert_eq!(solo.receive_ack(psn).completed(), [(psn as u64, WcStatus::Success)]);
     }
 }
 
@@ -147,12 +138,10 @@ fn naks_without_progress_do_not_put_the_end_off() {
     let mut solo = Solo::new(&Setup { retry_cnt: 2, ..Setup::script() });
     let start = solo.now;
     solo.send(1, 10);
-    solo.send(2, 10);
-    solo.sent();
+    solo.send(2, 10).sent();
     for _ in 0..1000 {
         solo.wait(TIMEOUT_14 / 100);
-        solo.receive_nak(0, NakCode::PsnSequenceError);
-        solo.sent();
+        solo.receive_nak(0, NakCode::PsnSequenceError).sent();
         if !solo.end.host.completions.is_empty() {
             break;
         }
@@ -165,13 +154,11 @@ fn naks_without_progress_do_not_put_the_end_off() {
 #[test]
 fn timeout_zero_waits_for_ever() {
     let mut solo = Solo::new(&Setup { timeout: 0, ..Setup::script() });
-    solo.send(1, 10);
-    assert_eq!(solo.sent().len(), 1);
+    assert_eq!(solo.send(1, 10).sent().len(), 1);
     assert_eq!(solo.end.engine.poll_timeout(), None);
     solo.wait(u64::MAX / 2);
     assert!(solo.sent().is_empty());
-    solo.receive_ack(0);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
+    assert_eq!(solo.receive_ack(0).completed(), [(1, WcStatus::Success)]);
 }
 
 #[test]
@@ -183,15 +170,13 @@ fn rnr_waits_as_asked_and_then_succeeds() {
     solo.receive_rnr(0, 14);
     assert_eq!(solo.wait_for_timer(), Some(1_280_000));
     assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack", "SEND_ONLY #1 10B ack"]);
-    solo.receive_ack(1);
-    assert_eq!(solo.completed().len(), 2);
+    assert_eq!(solo.receive_ack(1).completed().len(), 2);
 }
 
 #[test]
 fn rnr_acknowledges_what_is_before() {
     let mut solo = Solo::sending(&Setup::script(), 2, 10);
-    solo.receive_rnr(1, 1);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
+    assert_eq!(solo.receive_rnr(1, 1).completed(), [(1, WcStatus::Success)]);
     solo.wait(10_000);
     assert_eq!(solo.sent(), ["SEND_ONLY #1 10B ack"]);
 }
@@ -213,8 +198,7 @@ fn rnr_retries_are_counted_per_request_and_exhausted() {
         }
     }
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
-    solo.receive_rnr(1, 1);
-    assert_eq!(solo.completed(), [(2, WcStatus::RnrRetryExcErr)]);
+    assert_eq!(solo.receive_rnr(1, 1).completed(), [(2, WcStatus::RnrRetryExcErr)]);
     assert_eq!(solo.end.engine.counters().retry_rnr_exceeded_err, 1);
 }
 
@@ -231,18 +215,15 @@ fn rnr_retry_seven_never_gives_up() {
             assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"]);
         }
     }
-    solo.receive_ack(0);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
+    assert_eq!(solo.receive_ack(0).completed(), [(1, WcStatus::Success)]);
 }
 
 #[test]
 fn an_ack_during_an_rnr_wait_ends_it() {
     let mut solo = Solo::sending(&Setup::script(), 2, 10);
     solo.receive_rnr(0, 31);
-    solo.receive_ack(1);
-    assert_eq!(solo.completed().len(), 2);
-    solo.send(3, 10);
-    assert_eq!(solo.sent(), ["SEND_ONLY #2 10B ack"]);
+    assert_eq!(solo.receive_ack(1).completed().len(), 2);
+    assert_eq!(solo.send(3, 10).sent(), ["SEND_ONLY #2 10B ack"]);
 }
 
 #[test]
@@ -258,22 +239,19 @@ fn a_write_goes_back_by_whole_packets_with_the_first_header_again() {
     assert!(solo.completed().is_empty());
     solo.wait(TIMEOUT_14);
     assert_eq!(solo.sent(), ["WRITE_MIDDLE #1 256B ack", all[2]]);
-    solo.receive_ack(2);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
+    assert_eq!(solo.receive_ack(2).completed(), [(1, WcStatus::Success)]);
 }
 
 #[test]
 fn a_late_ack_during_a_retransmission_is_taken() {
     let mut solo = Solo::script();
     solo.end.out.room = 2;
-    solo.send(1, 1000);
-    solo.sent();
+    solo.send(1, 1000).sent();
     solo.sent();
     solo.wait(TIMEOUT_14);
     assert_eq!(solo.sent(), ["SEND_FIRST #0 256B ack", "SEND_MIDDLE #1 256B"]);
     // All packets had arrived; only the ACK was slow.
-    solo.receive_ack(3);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
+    assert_eq!(solo.receive_ack(3).completed(), [(1, WcStatus::Success)]);
     assert!(solo.sent().is_empty());
 }
 

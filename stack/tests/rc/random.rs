@@ -26,7 +26,6 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// Below `n`.
     fn below(&mut self, n: u64) -> u64 {
         (self.next() >> 16) % n
     }

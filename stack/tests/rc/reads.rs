@@ -12,8 +12,7 @@ use Opcode as Op;
 #[test]
 fn a_read_is_placed_packet_by_packet() {
     let mut solo = Solo::script();
-    solo.read(1, 600);
-    assert_eq!(solo.sent(), ["READ #0 @9000+600"]);
+    assert_eq!(solo.read(1, 600).sent(), ["READ #0 @9000+600"]);
     let data = pattern(600, 3);
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &data[..256]);
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_MIDDLE, 1, &data[256..512]);
@@ -27,22 +26,19 @@ fn a_read_is_placed_packet_by_packet() {
 fn an_ack_that_passes_an_unanswered_read_is_an_implied_nak() {
     let mut solo = Solo::script();
     solo.read(1, 300);
-    solo.send(2, 10);
-    assert_eq!(solo.sent(), ["READ #0 @9000+300", "SEND_ONLY #2 10B ack"]);
+    assert_eq!(solo.send(2, 10).sent(), ["READ #0 @9000+300", "SEND_ONLY #2 10B ack"]);
     solo.receive_ack(2);
     assert!(solo.completed().is_empty());
     assert_eq!(solo.sent(), ["READ #0 @9000+300", "SEND_ONLY #2 10B ack"]);
     // Only once: the next response may have been in flight.
-    solo.receive_ack(2);
-    assert!(solo.sent().is_empty());
+    assert!(solo.receive_ack(2).sent().is_empty());
     assert_eq!(solo.end.engine.counters().implied_nak_seq_err, 1);
     // But a timeout sends it again.
     solo.wait(TIMEOUT_14);
     assert_eq!(solo.sent().len(), 2);
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &[1; 256]);
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_LAST, 1, &[2; 44]);
-    solo.receive_ack(2);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+    assert_eq!(solo.receive_ack(2).completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
 }
 
 #[test]
@@ -51,17 +47,15 @@ fn an_atomic_that_was_passed_over_is_asked_for_again() {
         let mut solo = Solo::script();
         solo.send(1, 10);
         solo.add(2, 0);
-        solo.send(3, 10);
-        solo.sent();
+        solo.send(3, 10).sent();
         match code {
             None => solo.receive_ack(2),
             Some(code) => solo.receive_nak(2, code),
-        }
+        };
         // The requests before the atomic are acknowledged all the same.
         assert_eq!(solo.completed(), [(1, WcStatus::Success)], "{code:?}");
         assert_eq!(solo.sent(), ["FETCH_ADD #1", "SEND_ONLY #2 10B ack"]);
-        solo.receive_found(1, 5);
-        assert_eq!(solo.completed(), [(2, WcStatus::Success)]);
+        assert_eq!(solo.receive_found(1, 5).completed(), [(2, WcStatus::Success)]);
     }
 }
 
@@ -69,8 +63,7 @@ fn an_atomic_that_was_passed_over_is_asked_for_again() {
 fn a_lost_response_in_mid_read_is_asked_for_from_there_with_the_same_end() {
     let mut solo = Solo::script();
     let again = |solo: &Solo| solo.end.engine.counters().retransmitted_pkts;
-    solo.read(1, 1000);
-    solo.sent();
+    solo.read(1, 1000).sent();
     assert_eq!(again(&solo), 0);
     let data = pattern(1000, 9);
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &data[..256]);
@@ -78,8 +71,7 @@ fn a_lost_response_in_mid_read_is_asked_for_from_there_with_the_same_end() {
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_MIDDLE, 2, &data[512..768]);
     assert_eq!(solo.sent(), ["READ #1 @9100+744"]);
     assert_eq!(again(&solo), 1);
-    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_LAST, 3, &data[768..]);
-    assert!(solo.sent().is_empty());
+    assert!(solo.receive_data(Op::RC_RDMA_READ_RESPONSE_LAST, 3, &data[768..]).sent().is_empty());
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 1, &data[256..512]);
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_MIDDLE, 2, &data[512..768]);
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_LAST, 3, &data[768..]);
@@ -92,8 +84,7 @@ fn a_large_read_is_cut_and_retried_with_the_same_borders() {
     // Our queue holds 8 datagrams, so a READ asks for 4 at a time.
     let budget = Budget { bytes: 1 << 20, datagrams: 8 };
     let mut solo = Solo::new(&Setup { budget, ..Setup::script() });
-    solo.read(1, 2560);
-    assert_eq!(solo.sent(), ["READ #0 @9000+1024", "READ #4 @9400+1024"]);
+    assert_eq!(solo.read(1, 2560).sent(), ["READ #0 @9000+1024", "READ #4 @9400+1024"]);
     for psn in 0..4 {
         let opcode = match psn {
             0 => Op::RC_RDMA_READ_RESPONSE_FIRST,
@@ -177,8 +168,7 @@ fn a_response_of_the_wrong_length_is_a_bad_response() {
     ] {
         let mut solo = Solo::script();
         solo.read(1, 600);
-        solo.send(2, 10);
-        solo.sent();
+        solo.send(2, 10).sent();
         solo.receive_data(opcode, 0, &vec![1; len]);
         use WcStatus::{BadRespErr, WrFlushErr};
         assert_eq!(solo.completed(), [(1, BadRespErr), (2, WrFlushErr)], "{opcode:?} {len}");
@@ -199,8 +189,7 @@ fn data_for_a_request_that_has_none_is_a_ghost() {
 #[test]
 fn data_with_a_nak_in_its_header_is_ignored() {
     let mut solo = Solo::script();
-    solo.read(1, 4);
-    solo.sent();
+    solo.read(1, 4).sent();
     let aeth = [Syndrome::nak(NakCode::RemoteAccessError).0, 0, 0, 0];
     solo.receive(&solo.response(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[&aeth, &[1; 4]]));
     assert_eq!(solo.end.engine.drops().bad_syndrome, 1);
@@ -210,10 +199,9 @@ fn data_with_a_nak_in_its_header_is_ignored() {
 #[test]
 fn no_more_reads_are_outstanding_than_allowed() {
     let mut solo = Solo::new(&Setup { rd_atomic: 2, ..Setup::script() });
-    (1..=3).for_each(|id| solo.read(id, 8));
+    (1..=3).for_each(|id| _ = solo.read(id, 8));
     solo.add(4, 64);
-    solo.send(5, 8);
-    assert_eq!(solo.sent(), ["READ #0 @9000+8", "READ #1 @9000+8"]);
+    assert_eq!(solo.send(5, 8).sent(), ["READ #0 @9000+8", "READ #1 @9000+8"]);
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[1; 8]);
     assert_eq!(solo.sent(), ["READ #2 @9000+8"]);
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 1, &[1; 8]);
@@ -225,11 +213,9 @@ fn where_no_reads_are_allowed_a_read_is_a_local_error() {
     let mut solo = Solo::new(&Setup { rd_atomic: 0, ..Setup::script() });
     solo.send(1, 8);
     solo.read(2, 8);
-    solo.send(3, 8);
-    assert_eq!(solo.sent(), ["SEND_ONLY #0 8B ack"]);
+    assert_eq!(solo.send(3, 8).sent(), ["SEND_ONLY #0 8B ack"]);
     assert!(solo.completed().is_empty());
-    solo.receive_ack(0);
-    assert!(solo.sent().is_empty());
+    assert!(solo.receive_ack(0).sent().is_empty());
     use WcStatus::{LocQpOpErr, Success, WrFlushErr};
     assert_eq!(solo.completed(), [(1, Success), (2, LocQpOpErr), (3, WrFlushErr)]);
 }
@@ -241,10 +227,8 @@ fn a_fence_waits_for_reads_and_atomics() {
     solo.add(2, 64);
     let data = SendData::Sges(&[solo.sge(0, 8)]);
     solo.post_wr(&SendWr::new(SendOp::Send { imm: None }, data).wr_id(3).fence()).unwrap();
-    solo.send(4, 8);
-    assert_eq!(solo.sent(), ["READ #0 @9000+8", "FETCH_ADD #1"]);
-    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, b"new data");
-    assert!(solo.sent().is_empty());
+    assert_eq!(solo.send(4, 8).sent(), ["READ #0 @9000+8", "FETCH_ADD #1"]);
+    assert!(solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, b"new data").sent().is_empty());
     solo.receive_found(1, 3);
     let packets = solo.packets();
     assert_eq!(packets.len(), 2);
@@ -437,8 +421,7 @@ fn a_late_duplicate_of_a_read_does_no_harm_when_its_region_is_gone() {
     let mut solo = answered(1);
     let reth = solo.reth(0, 8);
     solo.end.host.regions.remove(solo.key);
-    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&reth]);
-    assert!(solo.sent().is_empty());
+    assert!(solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&reth]).sent().is_empty());
     assert_eq!(solo.event(), None);
     assert_eq!(solo.state(), rocinante_stack::verbs::QpState::Rts);
     assert_eq!(solo.end.engine.drops().stale_duplicate, 1);

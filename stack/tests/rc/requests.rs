@@ -27,8 +27,7 @@ fn refused_by(
     assert_eq!(sent.len(), 1, "{opcode:?}: {sent:?}");
     assert_eq!(solo.state(), QpState::Err, "{opcode:?}");
     // No more responses from here on.
-    solo.receive_request(opcode, before.len() as i64, rest);
-    assert!(solo.sent().is_empty());
+    assert!(solo.receive_request(opcode, before.len() as i64, rest).sent().is_empty());
     (sent[0].clone(), solo.event())
 }
 
@@ -229,8 +228,7 @@ fn acks_are_coalesced_and_only_sent_when_asked_for() {
     let mut quiet = solo.request(Op::RC_RDMA_WRITE_ONLY, 20, &[&header, &[1; 4]]);
     quiet[8] &= 0x7f;
     crate::common::seal(&mut quiet);
-    solo.receive(&quiet);
-    assert!(solo.sent().is_empty());
+    assert!(solo.receive(&quiet).sent().is_empty());
 }
 
 /// A response acknowledges the requests before its own, and none after it.
@@ -242,7 +240,7 @@ fn the_acknowledgement_owed_behind_an_atomic_or_a_read_leaves_after_its_response
             match name {
                 "READ" => solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&read]),
                 _ => solo.receive_request(Op::RC_FETCH_ADD, psn, &[&add]),
-            }
+            };
         };
         let write = |solo: &mut Solo, psn| {
             solo.receive_request(Op::RC_RDMA_WRITE_ONLY, psn, &[&solo.reth(2000, 4), &[1; 4]]);

@@ -29,12 +29,10 @@ fn other(solo: &mut Solo, qp: usize, post: impl FnOnce(&mut Solo)) {
 #[test]
 fn a_queue_pair_that_waits_for_a_receive_reserves_nothing() {
     let mut solo = solo(2, 1, 64);
-    solo.send(1, 10);
-    assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"]);
-    other(&mut solo, 1, |solo| solo.send(2, 20));
+    assert_eq!(solo.send(1, 10).sent(), ["SEND_ONLY #0 10B ack"]);
+    other(&mut solo, 1, |solo| _ = solo.send(2, 20));
     assert_eq!(solo.sent(), [""; 0], "there is room for one answer");
-    solo.receive_rnr(0, 12);
-    assert_eq!(solo.sent(), ["SEND_ONLY #0 20B ack"]);
+    assert_eq!(solo.receive_rnr(0, 12).sent(), ["SEND_ONLY #0 20B ack"]);
 }
 
 /// The response to the READ acknowledges the quiet WRITE before it, too.
@@ -47,9 +45,8 @@ fn a_read_behind_a_quiet_write_ends_its_reservation() {
     let quiet = SendWr::new(op, SendData::Inline(&[5; 8])).signaled(false);
     solo.post_wr(&quiet).expect("a good request");
     assert_eq!(solo.sent(), ["WRITE_ONLY #1 8B", "ACK #0"]);
-    solo.read(2, 10);
-    assert_eq!(solo.sent(), ["READ #2 @9000+10"]);
-    other(&mut solo, 1, |solo| solo.read(3, 20));
+    assert_eq!(solo.read(2, 10).sent(), ["READ #2 @9000+10"]);
+    other(&mut solo, 1, |solo| _ = solo.read(3, 20));
     assert_eq!(solo.sent(), ["READ #0 @9000+20"]);
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 2, &[7; 10]);
     assert_eq!(solo.completed(), [(2, WcStatus::Success)]);
@@ -61,14 +58,12 @@ fn a_read_behind_a_quiet_write_ends_its_reservation() {
 fn the_first_packet_of_a_connection_reserves_an_answer_if_it_does_not_ask() {
     let mut solo = solo(3, 2, 1);
     solo.end.out.room = 1;
-    solo.send(1, 600);
-    assert_eq!(solo.sent(), ["SEND_FIRST #0 256B"]);
+    assert_eq!(solo.send(1, 600).sent(), ["SEND_FIRST #0 256B"]);
     solo.end.out.room = usize::MAX;
     for qp in [1, 2] {
-        other(&mut solo, qp, |solo| solo.read(2, 10));
+        other(&mut solo, qp, |solo| _ = solo.read(2, 10));
     }
     assert_eq!(solo.sent(), ["READ #0 @9000+10", "SEND_MIDDLE #1 256B", "SEND_LAST #2 88B ack"]);
-    solo.receive_ack(2);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
+    assert_eq!(solo.receive_ack(2).completed(), [(1, WcStatus::Success)]);
     assert_eq!(solo.sent(), ["READ #0 @9000+10"], "the other one");
 }

@@ -77,8 +77,7 @@ fn half_of_the_numbers_are_old_and_half_are_to_come() {
     let mut solo = Solo::script();
     let header = solo.reth(0, 4);
     let body: &[&[u8]] = &[&header, &[9; 4]];
-    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, body);
-    assert_eq!(solo.sent(), ["ACK #0"]);
+    assert_eq!(solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, body).sent(), ["ACK #0"]);
     solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 1 - 0x7f_ffff, body);
     assert_eq!(solo.sent(), ["ACK #0"]);
     solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 1 + 0x7f_ffff, body);
@@ -108,8 +107,7 @@ fn a_read_response_is_placed_by_its_number_with_the_length_of_its_place() {
         [&[(first, 256), (first, 256), (last, 88)], &[(first, 256), (middle, 256), (only, 88)]];
     for talk in good {
         let mut solo = Solo::script();
-        solo.read(1, 600);
-        solo.sent();
+        solo.read(1, 600).sent();
         for (psn, (opcode, len)) in talk.iter().enumerate() {
             solo.receive_data(*opcode, psn as i64, &vec![psn as u8 + 1; *len]);
         }
@@ -124,9 +122,8 @@ fn a_read_response_is_placed_by_its_number_with_the_length_of_its_place() {
                 continue;
             }
             let mut solo = Solo::script();
-            solo.read(1, 600);
-            solo.sent();
-            (0..psn).for_each(|psn| solo.receive_data(first, psn, &[1; 256]));
+            solo.read(1, 600).sent();
+            (0..psn).for_each(|psn| _ = solo.receive_data(first, psn, &[1; 256]));
             solo.receive_data(opcode, psn, &vec![9; len]);
             assert_eq!(solo.completed(), [(1, WcStatus::BadRespErr)], "#{psn} {opcode:?} {len}");
             assert!(solo.end.host.arena.iter().all(|byte| *byte != 9));
@@ -137,8 +134,7 @@ fn a_read_response_is_placed_by_its_number_with_the_length_of_its_place() {
 #[test]
 fn an_ack_in_the_middle_of_a_read_does_not_end_it() {
     let mut solo = Solo::script();
-    solo.read(1, 600);
-    solo.sent();
+    solo.read(1, 600).sent();
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &[1; 256]);
     solo.receive_ack(2);
     assert!(solo.completed().is_empty());
@@ -192,8 +188,7 @@ fn an_empty_message_looks_at_no_key_of_its_receive() {
     for list in [&[nowhere][..], &[sge(0, 0, Key(0x55))], &[nowhere, nowhere]] {
         let mut solo = Solo::script();
         solo.post_recv(1, list);
-        solo.receive_request(Op::RC_SEND_ONLY, 0, &[]);
-        assert_eq!(solo.sent(), ["ACK #0"]);
+        assert_eq!(solo.receive_request(Op::RC_SEND_ONLY, 0, &[]).sent(), ["ACK #0"]);
         assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     }
 }
@@ -226,14 +221,12 @@ fn rnr_naks_without_end_cost_one_packet_each_and_no_retry() {
     solo.send(1, 10);
     for _ in 0..1000 {
         assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"]);
-        solo.receive_rnr(0, 1);
-        assert!(solo.sent().is_empty());
+        assert!(solo.receive_rnr(0, 1).sent().is_empty());
         assert!(solo.wait_for_timer().is_some());
     }
     assert!(solo.completed().is_empty());
     assert_eq!(solo.sent().len(), 1);
-    solo.receive_ack(0);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
+    assert_eq!(solo.receive_ack(0).completed(), [(1, WcStatus::Success)]);
 }
 
 #[test]
@@ -241,8 +234,7 @@ fn an_earlier_duplicate_is_answered_first() {
     let mut solo = Solo::script();
     let (long, short) = (solo.reth(0, 600), solo.reth(600, 8));
     solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&long]);
-    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 3, &[&short]);
-    assert_eq!(solo.sent().len(), 4);
+    assert_eq!(solo.receive_request(Op::RC_RDMA_READ_REQUEST, 3, &[&short]).sent().len(), 4);
     solo.receive_request(Op::RC_RDMA_READ_REQUEST, 3, &[&short]);
     solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&long]);
     let all = ["READ_FIRST #0 256B", "READ_MIDDLE #1 256B", "READ_LAST #2 88B", "READ_ONLY #3 8B"];

@@ -69,10 +69,8 @@ fn a_stranger_hears_nothing_of_it() {
     receive_write(&mut solo, 0, 1);
     assert_eq!(written(&solo), [1], "it is to be sent again");
     // And its report beyond the specification is ignored.
-    (1..=4).for_each(|id| solo.send(id, 10));
-    solo.sent();
-    solo.receive_gap(0, &[1, 2, 3]);
-    assert_eq!(solo.sent().len(), 4);
+    solo.sends(1..=4, 10).sent();
+    assert_eq!(solo.receive_gap(0, &[1, 2, 3]).sent().len(), 4);
 }
 
 #[test]
@@ -103,8 +101,7 @@ fn what_was_dropped_for_want_of_a_receive_is_not_reported_as_the_next_gap() {
     receive_write(&mut solo, 0, 1);
     assert_eq!(solo.sent(), ["RNR #1 timer 12"]);
     solo.post_recv(7, &[solo.sge(0, 8)]);
-    solo.receive_request(Op::RC_SEND_ONLY, 1, &[&[1]]);
-    assert_eq!(solo.sent(), ["ACK #1"]);
+    assert_eq!(solo.receive_request(Op::RC_SEND_ONLY, 1, &[&[1]]).sent(), ["ACK #1"]);
     let reported = solo.end.engine.counters().sent_seq_err;
     // All of them come again; #2 and #3 swap places on the way.
     receive_write(&mut solo, 3, 4);
@@ -192,14 +189,12 @@ fn what_lies_too_far_ahead_is_dropped() {
 #[test]
 fn only_what_is_missing_goes_again() {
     let mut solo = solo();
-    (1..=6).for_each(|id| solo.send(id, 10));
-    assert_eq!(solo.sent().len(), 6);
+    assert_eq!(solo.sends(1..=6, 10).sent().len(), 6);
     solo.receive_gap(1, &[2, 4]);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)], "it acknowledges the packets before");
     assert_eq!(solo.sent(), ["SEND_ONLY #1 10B ack", "SEND_ONLY #3 10B ack"]);
     assert_eq!(solo.end.engine.counters().retransmitted_pkts, 2);
-    solo.receive_gap(1, &[2, 4]);
-    assert!(solo.sent().is_empty(), "they are on their way");
+    assert!(solo.receive_gap(1, &[2, 4]).sent().is_empty(), "they are on their way");
     solo.receive_ack(5);
     let rest: Vec<_> = (2..=6).map(|id| (id, WcStatus::Success)).collect();
     assert_eq!(solo.completed(), rest);
@@ -212,27 +207,20 @@ fn a_repeated_packet_keeps_its_place_in_the_message_and_its_question() {
     solo.send(2, 10);
     let first = solo.sent();
     assert_eq!(first.len(), 4);
-    solo.receive_gap(0, &[3]);
-    assert_eq!(solo.sent(), first[..3]);
-    solo.receive_gap(2, &[3]);
-    assert!(solo.sent().is_empty());
-    solo.receive_ack(3);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+    assert_eq!(solo.receive_gap(0, &[3]).sent(), first[..3]);
+    assert!(solo.receive_gap(2, &[3]).sent().is_empty());
+    assert_eq!(solo.receive_ack(3).completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
 }
 
 #[test]
 fn what_went_again_in_vain_goes_once_more_when_what_left_later_has_arrived() {
     let mut solo = solo();
-    (1..=3).for_each(|id| solo.send(id, 10));
-    solo.sent();
+    solo.sends(1..=3, 10).sent();
     solo.wait(10_000);
-    solo.receive_gap(0, &[1]);
-    assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"]);
-    (4..=6).for_each(|id| solo.send(id, 10));
-    assert_eq!(solo.sent().len(), 3);
+    assert_eq!(solo.receive_gap(0, &[1]).sent(), ["SEND_ONLY #0 10B ack"]);
+    assert_eq!(solo.sends(4..=6, 10).sent().len(), 3);
     solo.wait(10_000);
-    solo.receive_gap(0, &[1, 2]);
-    assert!(solo.sent().is_empty(), "those left before it went again");
+    assert!(solo.receive_gap(0, &[1, 2]).sent().is_empty(), "those left before it went again");
     solo.receive_gap(0, &[1, 2, 3]);
     assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"], "#3 left after it");
     solo.receive_gap(0, &[1, 2, 3, 4]);
@@ -242,26 +230,23 @@ fn what_went_again_in_vain_goes_once_more_when_what_left_later_has_arrived() {
 #[test]
 fn an_acknowledgement_that_nobody_can_have_sent_is_not_believed() {
     let mut solo = solo();
-    (1..=3).for_each(|id| solo.send(id, 10));
-    solo.sent();
+    solo.sends(1..=3, 10).sent();
     solo.receive_gap(0, &[0, 1, 2, 3, 500, 1000]);
     assert!(solo.completed().is_empty(), "held is not executed");
     solo.receive_gap(7, &[8]);
     assert_eq!(solo.end.engine.drops().ghost_response, 1);
     solo.wait(TIMEOUT_14);
     assert_eq!(solo.sent().len(), 3, "a liar is asked for everything again");
-    solo.receive_ack(2);
-    assert_eq!(solo.completed().len(), 3);
+    assert_eq!(solo.receive_ack(2).completed().len(), 3);
 }
 
 #[test]
 fn what_is_said_to_be_held_may_be_acknowledged_one_by_one() {
     for held in [&[1, 2][..], &[0, 1, 2]] {
         let mut solo = solo();
-        (1..=3).for_each(|id| solo.send(id, 10));
-        solo.sent();
+        solo.sends(1..=3, 10).sent();
         solo.receive_gap(0, held);
-        (0..3).for_each(|psn| solo.receive_ack(psn));
+        (0..3).for_each(|psn| _ = solo.receive_ack(psn));
         assert_eq!(solo.completed().len(), 3, "{held:?}");
         solo.send(4, 10);
         assert_eq!(solo.sent(), ["SEND_ONLY #3 10B ack"], "nothing is charged twice or missing");
@@ -271,15 +256,11 @@ fn what_is_said_to_be_held_may_be_acknowledged_one_by_one() {
 #[test]
 fn a_plain_nak_goes_back_and_forgets_what_was_held() {
     let mut solo = solo();
-    (1..=5).for_each(|id| solo.send(id, 10));
-    solo.sent();
-    solo.receive_gap(0, &[2, 3]);
-    assert_eq!(solo.sent().len(), 2);
+    solo.sends(1..=5, 10).sent();
+    assert_eq!(solo.receive_gap(0, &[2, 3]).sent().len(), 2);
     solo.wait(10_000_000);
-    solo.receive_nak(1, NakCode::PsnSequenceError);
-    assert_eq!(solo.sent().len(), 4, "#1 to #4");
-    solo.receive_syndrome(4, Syndrome::ACK_UNLIMITED);
-    assert_eq!(solo.completed().len(), 5);
+    assert_eq!(solo.receive_nak(1, NakCode::PsnSequenceError).sent().len(), 4, "#1 to #4");
+    assert_eq!(solo.receive_syndrome(4, Syndrome::ACK_UNLIMITED).completed().len(), 5);
 }
 
 #[test]
@@ -287,21 +268,17 @@ fn a_gap_while_a_read_is_under_way_is_answered_by_going_back() {
     let mut solo = solo();
     solo.send(1, 10);
     solo.read(2, 100);
-    solo.send(3, 10);
-    solo.sent();
-    solo.receive_gap(0, &[2]);
-    assert_eq!(solo.sent().len(), 3);
+    solo.send(3, 10).sent();
+    assert_eq!(solo.receive_gap(0, &[2]).sent().len(), 3);
 }
 
 #[test]
 fn what_is_missing_is_asked_for_when_nothing_comes_back() {
     let mut solo = solo();
     solo.know_round_trip(10_000);
-    (2..=4).for_each(|id| solo.send(id, 10));
-    solo.sent();
+    solo.sends(2..=4, 10).sent();
     solo.wait(10_000);
-    solo.receive_gap(1, &[2]);
-    assert_eq!(solo.sent(), ["SEND_ONLY #1 10B ack"]);
+    assert_eq!(solo.receive_gap(1, &[2]).sent(), ["SEND_ONLY #1 10B ack"]);
     assert_eq!(next_sent(&mut solo), ["SEND_ONLY #1 10B ack"], "and not the last packet");
     assert_eq!(solo.end.engine.counters().local_ack_timeout_err, 0);
 }
@@ -313,14 +290,11 @@ fn only_news_put_off_the_question() {
     for (held, asks) in [(&[2][..], true), (&[2, 3], false)] {
         let mut solo = solo();
         solo.know_round_trip(100_000);
-        (2..=5).for_each(|id| solo.send(id, 10));
-        solo.sent();
-        solo.receive_gap(1, &[2]);
-        assert_eq!(solo.sent().len(), 1, "the missing packet goes again");
+        solo.sends(2..=5, 10).sent();
+        assert_eq!(solo.receive_gap(1, &[2]).sent().len(), 1, "the missing packet goes again");
         let due = solo.end.engine.poll_timeout().unwrap().since(solo.now);
         solo.wait(due / 2);
-        solo.receive_gap(1, held);
-        assert!(solo.sent().is_empty());
+        assert!(solo.receive_gap(1, held).sent().is_empty());
         solo.wait(due - due / 2);
         assert_eq!(!solo.sent().is_empty(), asks, "holds {held:?}");
     }
@@ -350,25 +324,20 @@ fn a_lost_answer_to_a_repair_is_asked_for() {
         "only the last asks: {first:?}"
     );
     solo.wait(10_000);
-    solo.receive_gap(4, &[5, 6, 7, 8]);
-    assert_eq!(solo.sent(), ["WRITE_MIDDLE #4 256B"]);
+    assert_eq!(solo.receive_gap(4, &[5, 6, 7, 8]).sent(), ["WRITE_MIDDLE #4 256B"]);
     assert_eq!(next_sent(&mut solo), ["WRITE_MIDDLE #4 256B ack"]);
     assert_eq!(solo.end.engine.counters().local_ack_timeout_err, 0);
-    solo.receive_ack(8);
-    assert_eq!(solo.completed(), [(2, WcStatus::Success)]);
+    assert_eq!(solo.receive_ack(8).completed(), [(2, WcStatus::Success)]);
 }
 
 #[test]
 fn a_read_behind_a_gap_does_not_keep_what_is_missing_from_being_asked_for() {
     let mut solo = solo();
     solo.know_round_trip(10_000);
-    (2..=4).for_each(|id| solo.send(id, 10));
-    solo.sent();
+    solo.sends(2..=4, 10).sent();
     solo.wait(10_000);
-    solo.receive_gap(1, &[2, 3]);
-    assert_eq!(solo.sent(), ["SEND_ONLY #1 10B ack"]);
-    solo.read(5, 10);
-    assert_eq!(solo.sent().len(), 1);
+    assert_eq!(solo.receive_gap(1, &[2, 3]).sent(), ["SEND_ONLY #1 10B ack"]);
+    assert_eq!(solo.read(5, 10).sent().len(), 1);
     assert_eq!(next_sent(&mut solo), ["SEND_ONLY #1 10B ack"]);
 }
 
@@ -389,24 +358,19 @@ fn a_read_that_is_dropped_behind_a_gap_is_told_of() {
 #[test]
 fn a_report_that_cannot_be_so_is_a_plain_nak() {
     let mut solo = solo();
-    (1..=4).for_each(|id| solo.send(id, 10));
-    solo.sent();
-    solo.receive_gap(0, &[]);
-    assert_eq!(solo.sent().len(), 4, "it holds nothing");
+    solo.sends(1..=4, 10).sent();
+    assert_eq!(solo.receive_gap(0, &[]).sent().len(), 4, "it holds nothing");
     solo.wait(1_000_000);
-    solo.receive_gap(0, &[1, 2]);
-    assert_eq!(solo.sent().len(), 1);
+    assert_eq!(solo.receive_gap(0, &[1, 2]).sent().len(), 1);
     solo.wait(1_000_000);
     // It had reported this packet as received.
-    solo.receive_gap(1, &[3]);
-    assert_eq!(solo.sent().len(), 3);
+    assert_eq!(solo.receive_gap(1, &[3]).sent().len(), 3);
 }
 
 /// Sends one message after the other, each acknowledged at once, up to the PSN `to`.
 fn send_up_to(solo: &mut Solo, from: i64, to: i64) {
     for psn in from..to {
-        solo.send(1, 10);
-        assert_eq!(solo.sent().len(), 1, "#{psn}");
+        assert_eq!(solo.send(1, 10).sent().len(), 1, "#{psn}");
         solo.receive_ack(psn);
     }
     solo.completed();
@@ -419,37 +383,28 @@ fn what_was_held_is_not_taken_for_the_packet_1024_psns_later() {
     type Way = (&'static str, fn(&mut Solo));
     let ways: [Way; 3] = [
         ("acknowledged", |solo| {
-            solo.receive_gap(0, &[1, 2, 3]);
-            assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"]);
+            assert_eq!(solo.receive_gap(0, &[1, 2, 3]).sent(), ["SEND_ONLY #0 10B ack"]);
         }),
         ("acknowledged in two steps", |solo| {
-            solo.receive_gap(0, &[1, 3]);
-            assert_eq!(solo.sent().len(), 2);
+            assert_eq!(solo.receive_gap(0, &[1, 3]).sent().len(), 2);
             solo.receive_ack(1);
-            solo.receive_gap(2, &[3]);
-            assert!(solo.sent().is_empty(), "it is on its way");
+            assert!(solo.receive_gap(2, &[3]).sent().is_empty(), "it is on its way");
         }),
         ("sent again with all that follows", |solo| {
-            solo.receive_gap(0, &[1, 2, 3]);
-            solo.sent();
+            solo.receive_gap(0, &[1, 2, 3]).sent();
             solo.wait(10_000_000);
-            solo.receive_nak(0, NakCode::PsnSequenceError);
-            assert_eq!(solo.sent().len(), 5);
+            assert_eq!(solo.receive_nak(0, NakCode::PsnSequenceError).sent().len(), 5);
             // The peer's earlier report is no longer trusted.
-            solo.receive_gap(0, &[4]);
-            assert_eq!(solo.sent().len(), 4, "#0 to #3");
+            assert_eq!(solo.receive_gap(0, &[4]).sent().len(), 4, "#0 to #3");
         }),
     ];
     for (way, receive) in ways {
         let mut solo = solo();
-        (0..5).for_each(|id| solo.send(id, 10));
-        solo.sent();
+        solo.sends(0..5, 10).sent();
         receive(&mut solo);
-        solo.receive_ack(4);
-        assert_eq!(solo.completed().len(), 5, "{way}");
+        assert_eq!(solo.receive_ack(4).completed().len(), 5, "{way}");
         send_up_to(&mut solo, 5, 1024);
-        (0..6).for_each(|id| solo.send(id, 10));
-        assert_eq!(solo.sent().len(), 6);
+        assert_eq!(solo.sends(0..6, 10).sent().len(), 6);
         solo.receive_gap(1024, &[1028]);
         let missing = [1024, 1025, 1026, 1027].map(|psn| format!("SEND_ONLY #{psn} 10B ack"));
         assert_eq!(solo.sent(), missing, "{way}");

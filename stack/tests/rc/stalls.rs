@@ -13,8 +13,7 @@ const TIMEOUT_14: u64 = 4096 << 14;
 fn an_answer_that_came_while_the_host_stood_still_is_taken() {
     let mut solo = Solo::script();
     solo.send(1, 600);
-    solo.send(2, 10);
-    assert_eq!(solo.sent().len(), 4);
+    assert_eq!(solo.send(2, 10).sent().len(), 4);
     solo.now = solo.now.after(3 * TIMEOUT_14);
     // First the whole receive queue, then expired timers.
     solo.receive_ack(2);
@@ -25,8 +24,7 @@ fn an_answer_that_came_while_the_host_stood_still_is_taken() {
     assert_eq!(solo.end.engine.counters().local_ack_timeout_err, 0);
     // A response to a part restarts the full time for the rest.
     solo.send(3, 10);
-    solo.send(11, 10);
-    solo.sent();
+    solo.send(11, 10).sent();
     solo.now = solo.now.after(3 * TIMEOUT_14);
     solo.receive_ack(4);
     solo.wait(0);
@@ -67,8 +65,7 @@ fn what_was_under_way_before_gains_nothing_by_a_late_packet() {
     let mut solo = Solo::sending(&Setup::script(), 1, 10);
     solo.now = solo.now.after(TIMEOUT_14 / 2);
     let written = solo.now;
-    solo.send(2, 10);
-    assert_eq!(solo.sent(), ["SEND_ONLY #1 10B ack"]);
+    assert_eq!(solo.send(2, 10).sent(), ["SEND_ONLY #1 10B ack"]);
     solo.now = solo.now.after(TIMEOUT_14 / 4);
     solo.end.engine.left_late(written, solo.now);
     solo.wait(TIMEOUT_14 / 4 - 1);
@@ -85,11 +82,9 @@ fn late_packets_of_two_queue_pairs_count_from_when_they_left() {
     let other = solo.end.qpns[1];
     solo.end.connect(other, 0, Qpn::new(0x78), &setup);
     let written = solo.now;
-    solo.send(1, 10);
-    assert_eq!(solo.sent().len(), 1);
+    assert_eq!(solo.send(1, 10).sent().len(), 1);
     let first = std::mem::replace(&mut solo.end.qpn, other);
-    solo.send(2, 10);
-    assert_eq!(solo.sent().len(), 1);
+    assert_eq!(solo.send(2, 10).sent().len(), 1);
     solo.end.qpn = first;
     solo.end.engine.left_late(written, written.after(TIMEOUT_14 / 4));
     solo.wait(TIMEOUT_14 + TIMEOUT_14 / 4 - 1);
@@ -103,8 +98,7 @@ fn late_packets_of_two_queue_pairs_count_from_when_they_left() {
 fn a_late_packet_does_not_make_a_pause_longer() {
     let mut solo = Solo::script();
     solo.wait(TIMEOUT_14);
-    solo.send(1, 10);
-    solo.sent();
+    solo.send(1, 10).sent();
     let now = solo.now;
     // Code 25 means 61.44 ms, about as long as the timeout.
     solo.receive_rnr(0, 25);

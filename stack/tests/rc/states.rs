@@ -155,8 +155,7 @@ fn access_and_rnr_timer_can_change_while_it_runs() {
     let attr = QpAttr { access: Some(Access::NONE), min_rnr_timer: Some(5), ..QpAttr::default() };
     solo.end.modify(qpn, &attr).unwrap();
     assert_eq!(solo.state(), QpState::Rts);
-    solo.receive_request(Op::RC_SEND_ONLY, 0, &[]);
-    assert_eq!(solo.sent(), ["RNR #0 timer 5"]);
+    assert_eq!(solo.receive_request(Op::RC_SEND_ONLY, 0, &[]).sent(), ["RNR #0 timer 5"]);
     solo.post_recv(1, &[]);
     solo.receive_request(Op::RC_SEND_ONLY, 0, &[]);
     solo.receive_request(Op::RC_RDMA_READ_REQUEST, 1, &[&solo.reth(0, 4)]);
@@ -234,7 +233,7 @@ fn packets_are_heard_only_from_rtr_on() {
 #[test]
 fn an_error_flushes_sends_then_receives_in_order() {
     let mut solo = Solo::script();
-    (1..=3).for_each(|id| solo.send(id, 10));
+    solo.sends(1..=3, 10);
     (4..=6).for_each(|id| solo.post_recv(id, &[]));
     solo.sent();
     let qpn = solo.end.qpn;
@@ -257,8 +256,7 @@ fn unsignaled_requests_complete_only_when_flushed() {
         solo.post_wr(&send().wr_id(wr_id).signaled(wr_id == 2)).unwrap();
     }
     solo.sent();
-    solo.receive_ack(1);
-    assert_eq!(solo.completed(), [(2, WcStatus::Success)]);
+    assert_eq!(solo.receive_ack(1).completed(), [(2, WcStatus::Success)]);
     assert_eq!(solo.end.host.sends_retired, 2);
     solo.end.modify(solo.end.qpn, &to(QpState::Err)).unwrap();
     assert_eq!(solo.completed(), [(3, WcStatus::WrFlushErr)]);
@@ -287,12 +285,10 @@ fn reset_forgets_all_work_without_completions_and_the_queue_pair_serves_again() 
     // From RTR on, the old request is a duplicate by its PSN, and is acknowledged as one. Nothing
     // is executed.
     assert_eq!(solo.sent(), ["ACK #-1"]);
-    solo.send(3, 10);
-    assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"]);
+    assert_eq!(solo.send(3, 10).sent(), ["SEND_ONLY #0 10B ack"]);
     solo.receive(&old_ack);
     assert!(solo.completed().is_empty());
-    solo.receive_ack(0);
-    assert_eq!(solo.completed(), [(3, WcStatus::Success)]);
+    assert_eq!(solo.receive_ack(0).completed(), [(3, WcStatus::Success)]);
     solo.wait(1 << 40);
     assert_eq!(solo.end.engine.counters().local_ack_timeout_err, 0);
 }
@@ -314,9 +310,8 @@ fn reset_with_a_nak_still_to_send_sends_nothing() {
 fn a_destroyed_queue_pair_leaves_nothing_behind() {
     let mut solo = Solo::script();
     let qpn = solo.end.qpn;
-    (1..=9).for_each(|id| solo.send(id, 10));
-    solo.read(10, 3000);
-    solo.sent();
+    solo.sends(1..=9, 10);
+    solo.read(10, 3000).sent();
     solo.send(11, 10);
     solo.receive_request(Op::RC_SEND_MIDDLE, 3, &[&[1; 256]]);
     solo.end.engine.destroy_qp(qpn).unwrap();
@@ -334,8 +329,7 @@ fn a_destroyed_queue_pair_leaves_nothing_behind() {
     solo.end.qpn = solo.end.engine.create_qp(&qp_init(&setup), 77).unwrap();
     let new = solo.end.qpn;
     solo.end.connect(new, 0, PEER, &setup);
-    solo.send(1, 10);
-    assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"]);
+    assert_eq!(solo.send(1, 10).sent(), ["SEND_ONLY #0 10B ack"]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ fn datagrams_leave_as_fast_as_the_receiver_said() {
                     let ah = handle_of(&mut solo.end, addr(2));
                     send_to(&mut solo.end, ah, solo.key, count);
                 }
-                _ => (0..count).for_each(|_| solo.send(1, 64)),
+                _ => (0..count).for_each(|_| _ = solo.send(1, 64)),
             };
             post(&mut solo, 1);
             let tid = questions(&solo.packets())[0];
@@ -51,8 +51,7 @@ fn the_window_grows_while_requests_are_in_flight() {
     let footprint = solo.end.engine.footprint();
     assert_eq!((footprint.credit_users, footprint.in_flight_packets), (1, 64));
     assert_eq!(footprint.forgotten, 0);
-    solo.receive_ack(63);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
+    assert_eq!(solo.receive_ack(63).completed(), [(1, WcStatus::Success)]);
     assert_eq!(solo.end.engine.footprint().in_flight_packets, 0);
 }
 
@@ -82,7 +81,7 @@ fn who_waits_for_credit_goes_on() {
 #[test]
 fn reads_in_flight_move_with_their_queue_pair() {
     let mut solo = Solo::new(&strangers(QpType::Rc));
-    (0..4).for_each(|id| solo.read(id, 1000));
+    (0..4).for_each(|id| _ = solo.read(id, 1000));
     let sent = solo.packets();
     assert_eq!(solo.end.engine.footprint().in_flight_packets, 4);
     answer(&mut solo, questions(&sent)[0]);

@@ -346,7 +346,7 @@ fn absurd_answers_do_no_harm() {
                 ..INFO
             };
             let mut solo = Solo::new(&strangers(qp_type));
-            (0..20).for_each(|id| solo.send(id, 10));
+            solo.sends(0..20, 10);
             let tid = questions(&solo.packets())[0];
             hear(&mut solo, addr(2), tid, RecognitionMad::Reply(Some(told)));
             for round in 0..200 {

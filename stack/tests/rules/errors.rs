@@ -46,8 +46,7 @@ fn receives(solo: &mut Solo) {
 }
 
 fn sends(solo: &mut Solo) {
-    (1..=3).for_each(|wr_id| solo.send(wr_id, 10));
-    solo.sent();
+    solo.sends(1..=3, 10).sent();
 }
 
 /// All memory is deregistered during `act`; afterwards some is registered again.
@@ -92,7 +91,7 @@ const FAILURES: [Failure; 21] = [
     }),
     ("the memory of a receive is gone", |solo| {
         receives(solo);
-        without_memory(solo, |solo| solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[7; 8]]));
+        without_memory(solo, |solo| _ = solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[7; 8]]));
     }),
     ("the memory of a READ is gone while it is answered", |solo| {
         solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&solo.reth(0, 700)]);
@@ -109,7 +108,7 @@ const FAILURES: [Failure; 21] = [
             solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&solo.reth(0, 8)]);
         }
     }),
-    ("a request is invalid", |solo| solo.receive_request(Op::RC_SEND_LAST, 0, &[&[7; 8]])),
+    ("a request is invalid", |solo| _ = solo.receive_request(Op::RC_SEND_LAST, 0, &[&[7; 8]])),
     ("a key is wrong", |solo| write(solo, 0, NOTHING)),
     ("the peer is silent", |solo| {
         sends(solo);
@@ -138,26 +137,22 @@ const FAILURES: [Failure; 21] = [
     }),
     ("a response is wrong", |solo| {
         solo.read(1, 700);
-        solo.add(2, 4096);
-        solo.sent();
+        solo.add(2, 4096).sent();
         solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[7; 8]);
     }),
     ("the memory of a response is gone", |solo| {
-        solo.read(1, 700);
-        solo.sent();
+        solo.read(1, 700).sent();
         without_memory(solo, |solo| {
             solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &[7; 256]);
         });
     }),
     ("the memory of a request is gone", |solo| {
-        solo.post(1, SendOp::Send { imm: None }, &[sge(0, 8, NOTHING)]);
-        solo.sent();
+        solo.post(1, SendOp::Send { imm: None }, &[sge(0, 8, NOTHING)]).sent();
     }),
     ("the memory of a retransmission is gone", |solo| {
         sends(solo);
         without_memory(solo, |solo| {
-            solo.receive_gap(0, &[1]);
-            solo.sent();
+            solo.receive_gap(0, &[1]).sent();
         });
     }),
     ("a window is not bound", |solo| {
@@ -240,7 +235,7 @@ fn fails_again_and_again(setup: &Setup, name: &str, fail: fn(&mut Solo), anew: b
     for psn in 0..4 {
         solo.receive_request(Op::RC_SEND_ONLY, psn, &[&[7; 8]]);
     }
-    (1..=4).for_each(|wr_id| solo.send(wr_id, 10));
+    solo.sends(1..=4, 10);
     assert_eq!(solo.sent().iter().filter(|sent| sent.starts_with("SEND_ONLY")).count(), 4);
     solo.receive_ack(3);
     let done = solo.completed();
@@ -278,7 +273,7 @@ fn who_breaks_while_it_waits_for_room_gives_its_place_in_the_line_back() {
     for round in 0..ROUNDS {
         for qpn in both {
             solo.end.qpn = qpn;
-            (1..=4).for_each(|wr_id| solo.send(wr_id, 10));
+            solo.sends(1..=4, 10);
         }
         solo.sent();
         assert!(solo.end.engine.footprint().waiting_for_credit > 0, "round {round}");
@@ -331,6 +326,6 @@ fn requests_are_refused_more_often_than_the_queue_is_deep() {
     for _ in 0..ROUNDS {
         assert!(solo.post_wr(&refused).is_err());
     }
-    (1..=u64::from(DEPTH)).for_each(|wr_id| solo.send(wr_id, 10));
+    (1..=u64::from(DEPTH)).for_each(|wr_id| _ = solo.send(wr_id, 10));
     assert_eq!(solo.sent().len(), DEPTH as usize);
 }

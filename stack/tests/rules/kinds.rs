@@ -66,7 +66,7 @@ fn answered(solo: &mut Solo) {
 }
 
 fn sends(solo: &mut Solo) {
-    (1..=4).for_each(|wr_id| solo.send(wr_id, 10));
+    solo.sends(1..=4, 10);
 }
 
 fn reads(solo: &mut Solo) {
@@ -175,7 +175,7 @@ pub(crate) const KINDS: [Kind; 33] = [
     ),
     response(
         "READ response, only",
-        |solo| solo.read(1, 100),
+        |solo| _ = solo.read(1, 100),
         |solo| data(solo, Op::RC_RDMA_READ_RESPONSE_ONLY, 0, 100),
     ),
     response("READ response after a gap", reads, |solo| {
@@ -183,7 +183,7 @@ pub(crate) const KINDS: [Kind; 33] = [
     }),
     response(
         "result of an atomic",
-        |solo| solo.add(1, 0),
+        |solo| _ = solo.add(1, 0),
         |solo| {
             let rest: [&[u8]; 2] = [&aeth(Syndrome::ACK_UNLIMITED, 1), &[3; 8]];
             solo.response(Op::RC_ATOMIC_ACKNOWLEDGE, 0, &rest)

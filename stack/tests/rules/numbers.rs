@@ -109,13 +109,12 @@ fn the_room_of_a_peer_belongs_to_all_who_send_there() {
     solo.end.connect(b, 0, OTHER, &setup);
     for qpn in [a, b] {
         turn_to(&mut solo, qpn);
-        (1..=2).for_each(|wr_id| solo.send(wr_id, 10));
+        solo.sends(1..=2, 10);
     }
     assert_eq!(solo.sent().len(), 4);
     solo.end.engine.destroy_qp(a).unwrap();
     assert_eq!(solo.end.engine.footprint().in_flight_packets, 2, "the other's");
-    (3..=6).for_each(|wr_id| solo.send(wr_id, 10));
-    assert_eq!(solo.sent().len(), 2, "as much as the first gave back");
+    assert_eq!(solo.sends(3..=6, 10).sent().len(), 2, "as much as the first gave back");
     solo.end.engine.destroy_qp(b).unwrap();
     let left = solo.end.engine.footprint();
     assert_eq!((left.in_flight_packets, left.credit_users, left.waiting_for_credit), (0, 0, 0));
@@ -129,8 +128,7 @@ fn the_room_of_a_peer_belongs_to_all_who_send_there() {
         solo.end.modify(c, &attr).unwrap();
     }
     turn_to(&mut solo, c);
-    (1..=6).for_each(|wr_id| solo.send(wr_id, 10));
-    assert_eq!(solo.sent().len(), 3);
+    assert_eq!(solo.sends(1..=6, 10).sent().len(), 3);
 }
 
 // ---- keys and windows ----

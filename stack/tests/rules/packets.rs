@@ -199,8 +199,7 @@ fn bits_that_mean_nothing_here_make_no_difference_to_any_kind() {
 fn a_response_of_any_kind_that_comes_twice_does_nothing_the_second_time() {
     for kind in KINDS.iter().filter(|kind| kind.is_response) {
         let (mut solo, good) = kind.ready();
-        solo.receive(&good);
-        solo.sent();
+        solo.receive(&good).sent();
         solo.completed();
         let state = solo.state();
         let (before, drops) = (tables(&solo.end.engine), *solo.end.engine.drops());

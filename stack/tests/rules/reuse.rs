@@ -35,35 +35,29 @@ type Past = (&'static str, fn(&mut Solo));
 
 const PASTS: [Past; 17] = [
     ("nothing", |_| {}),
-    ("requests that have not left", |solo| (1..=3).for_each(|wr_id| solo.send(wr_id, 10))),
+    ("requests that have not left", |solo| _ = solo.sends(1..=3, 10)),
     ("requests under way", |solo| {
-        (1..=3).for_each(|wr_id| solo.send(wr_id, 10));
-        solo.sent();
+        solo.sends(1..=3, 10).sent();
     }),
     ("requests that go again", |solo| {
-        (1..=3).for_each(|wr_id| solo.send(wr_id, 10));
-        solo.sent();
+        solo.sends(1..=3, 10).sent();
         solo.receive_gap(0, &[1]);
     }),
     ("a READ and an atomic under way", |solo| {
         solo.read(1, 700);
-        solo.add(2, 4096);
-        solo.sent();
+        solo.add(2, 4096).sent();
         solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &[7; 256]);
     }),
     ("a pause for a receive", |solo| {
-        solo.send(1, 10);
-        solo.sent();
+        solo.send(1, 10).sent();
         solo.receive_rnr(0, 31);
     }),
     ("a peer that grants no receives", |solo| {
-        solo.send(1, 10);
-        solo.sent();
+        solo.send(1, 10).sent();
         solo.receive_syndrome(0, Syndrome(0));
     }),
     ("a timeout", |solo| {
-        solo.send(1, 10);
-        solo.sent();
+        solo.send(1, 10).sent();
         solo.wait(4096 << 14);
     }),
     ("half a message", |solo| {
@@ -81,21 +75,19 @@ const PASTS: [Past; 17] = [
     ("responses that are kept", |solo| {
         let (read, add) = (solo.reth(12_000, 700), solo.atomic_eth(13_000, 1, 0));
         solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&read]);
-        solo.receive_request(Op::RC_FETCH_ADD, 3, &[&add]);
-        solo.sent();
+        solo.receive_request(Op::RC_FETCH_ADD, 3, &[&add]).sent();
     }),
     ("packets that are held", |solo| {
         for psn in 1..4 {
             solo.receive_request(Op::RC_SEND_ONLY, psn, &[&[9; 8]]);
         }
     }),
-    ("a NAK that is due", |solo| solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[9; 8]])),
+    ("a NAK that is due", |solo| _ = solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[9; 8]])),
     ("an acknowledgement that is due", |solo| {
         solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&solo.reth(12_000, 8), &[9; 8]]);
     }),
     ("a failure", |solo| {
-        (1..=3).for_each(|wr_id| solo.send(wr_id, 10));
-        solo.sent();
+        solo.sends(1..=3, 10).sent();
         solo.receive_nak(1, NakCode::RemoteAccessError);
     }),
     ("a request that was refused", |solo| {
@@ -124,7 +116,7 @@ fn conversation(solo: &mut Solo) -> Vec<String> {
     let mut said = Vec::new();
     let list = [solo.sge(20_000, 700)];
     (90..93).for_each(|wr_id| solo.post_recv(wr_id, &list));
-    (1..=2).for_each(|wr_id| solo.send(wr_id, 300));
+    solo.sends(1..=2, 300);
     solo.read(3, 300);
     solo.add(4, 4096);
     said.extend(solo.sent());
@@ -298,8 +290,7 @@ const UNRELIABLE_PASTS: [Past; 6] = [
     }),
     ("a local error", |solo| {
         let op = speech(solo);
-        solo.post(1, op, &[sge(0, 8, Key(0x1234_5600))]);
-        solo.sent();
+        solo.post(1, op, &[sge(0, 8, Key(0x1234_5600))]).sent();
         assert_eq!(solo.state(), QpState::Sqe);
     }),
     ("a queue that is drained", |solo| {
@@ -342,7 +333,7 @@ fn words(solo: &mut Solo) -> Vec<String> {
         match solo.setup.qp_type {
             QpType::Uc => solo.receive_request(Op::UC_SEND_ONLY, psn, &[&[1; 8]]),
             _ => solo.receive_request(Op::UD_SEND_ONLY, psn, &[&deth, &[1; 8]]),
-        }
+        };
     }
     // A packet that continues no message is dropped.
     if solo.setup.qp_type == QpType::Uc {

@@ -133,7 +133,7 @@ fn every_syndrome_at_every_psn_means_what_it_says_and_nothing_else() {
             // #0 was acknowledged, #1 to #3 are in flight.
             let mut solo = kept.unwrap_or_else(|| {
                 let mut fresh = Solo::script();
-                (0..4).for_each(|wr_id| fresh.send(wr_id, 10));
+                (0..4).for_each(|wr_id| _ = fresh.send(wr_id, 10));
                 fresh.sent();
                 fresh.receive_ack(0);
                 fresh.completed();
@@ -170,8 +170,7 @@ fn after_any_syndrome_at_any_psn_an_acknowledgement_ends_what_is_left() {
     for psn in [-HALF, -1, 0, 1, 2, 3, HALF - 1] {
         for code in [0x00, 0x01, 0x1e, 0x1f, 0x20, 0x21, 0x3f, 0x40, 0x5f, 0x60, 0x65, 0x80, 0xff] {
             let mut solo = Solo::script();
-            (0..3).for_each(|wr_id| solo.send(wr_id, 10));
-            solo.sent();
+            solo.sends(0..3, 10).sent();
             solo.receive_syndrome(psn, Syndrome(code));
             assert_eq!(solo.state(), QpState::Rts, "{code:#x} at {psn}");
             let mut done = solo.completed();
@@ -197,13 +196,13 @@ fn no_message_number_and_no_credit_stops_a_sender_for_good() {
     for msn in msns {
         for code in 0..32 {
             let mut solo = Solo::script();
-            (0..4).for_each(|wr_id| solo.send(wr_id, 10));
+            solo.sends(0..4, 10);
             let mut sent = solo.sent().len() as i64;
             for _ in 0..8 {
                 let header = aeth(Syndrome(code), msn);
                 solo.receive(&solo.response(Op::RC_ACKNOWLEDGE, sent - 1, &[&header]));
                 if solo.end.host.completions.len() < 8 && sent == 4 {
-                    (4..8).for_each(|wr_id| solo.send(wr_id, 10));
+                    solo.sends(4..8, 10);
                 }
                 sent += solo.sent().len() as i64;
                 if sent == 8 {
@@ -211,8 +210,7 @@ fn no_message_number_and_no_credit_stops_a_sender_for_good() {
                 }
             }
             assert_eq!(sent, 8, "MSN {msn}, credits {:?}", credits(code));
-            solo.receive_ack(7);
-            assert_eq!(solo.completed().len(), 8);
+            assert_eq!(solo.receive_ack(7).completed().len(), 8);
         }
     }
 }
@@ -273,7 +271,7 @@ fn no_announced_budget_stops_a_sender_or_overflows() {
         let mut solo = Solo::new(&Setup { budget, held: 64, ..Setup::script() });
         // Packets that leave as super-packets stretch the credit.
         (0..300).for_each(|_| solo.end.engine.departed(1, 40, 40 * 300));
-        (1..=5).for_each(|wr_id| solo.send(wr_id, 600));
+        solo.sends(1..=5, 600);
         let mut acknowledged = 0;
         for _ in 0..100 {
             let sent = solo.sent().len() as i64;
@@ -284,8 +282,7 @@ fn no_announced_budget_stops_a_sender_or_overflows() {
             solo.receive_ack(acknowledged - 1);
         }
         assert_eq!(solo.completed().len(), 5, "{budget:?}");
-        solo.read(6, 700);
-        assert_eq!(solo.sent().len(), 1, "{budget:?}");
+        assert_eq!(solo.read(6, 700).sent().len(), 1, "{budget:?}");
     }
 }
 
@@ -350,8 +347,7 @@ fn a_number_of_no_address_handle_is_a_local_error() {
     for ah in [AhId(0), AhId(1 << 20), AhId(u32::MAX)] {
         let mut solo = Solo::new(&Setup { qp_type: QpType::Ud, ..Setup::script() });
         let to = Destination { ah, qpn: crate::common::PEER, qkey: QKEY };
-        solo.post(1, SendOp::SendTo { to, imm: None }, &[]);
-        assert!(solo.sent().is_empty());
+        assert!(solo.post(1, SendOp::SendTo { to, imm: None }, &[]).sent().is_empty());
         assert_eq!(solo.completed(), [(1, WcStatus::LocProtErr)], "{ah:?}");
     }
 }
@@ -370,8 +366,7 @@ fn keys_of_nothing_are_refused_at_both_ends_of_their_range() {
         solo.post_recv(1, &[solo.sge(0, 100)]);
         let packet =
             solo.request(Op::RC_SEND_ONLY_WITH_INVALIDATE, 0, &[&key.to_be_bytes(), &[7; 8]]);
-        solo.receive(&packet);
-        assert_eq!(solo.completed(), [(1, WcStatus::RemInvReqErr)], "{key:#x}");
+        assert_eq!(solo.receive(&packet).completed(), [(1, WcStatus::RemInvReqErr)], "{key:#x}");
         let mut solo = Solo::script();
         let recv = RecvWr { wr_id: 1, sges: &[sge(0, 8, Key(key))] };
         solo.end.engine.post_recv(solo.end.qpn, &recv, &mut solo.end.host).unwrap();
@@ -418,7 +413,7 @@ fn the_most_and_the_fewest_reads_that_can_be_agreed_are_served() {
             solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&solo.reth(0, 8)]);
         }
         assert_eq!(solo.sent().len(), usize::from(rd_atomic));
-        (0..200).for_each(|wr_id| solo.read(wr_id, 8));
+        (0..200).for_each(|wr_id| _ = solo.read(wr_id, 8));
         assert_eq!(solo.sent().len(), usize::from(rd_atomic));
     }
     let mut solo = Solo::new(&Setup { rd_atomic: 0, ..Setup::script() });

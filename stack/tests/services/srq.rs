@@ -110,7 +110,7 @@ fn messages_that_come_at_once_keep_their_receives() {
 #[test]
 fn without_a_receive_the_sender_waits_until_one_is_posted() {
     let mut solo = solo(4);
-    let send = |solo: &mut Solo| solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[7; 8]]);
+    let send = |solo: &mut Solo| _ = solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[7; 8]]);
     send(&mut solo);
     assert_eq!(solo.sent(), ["RNR #0 timer 12"]);
     solo.end.share(5, &[solo.sge(0, 100)]).unwrap();

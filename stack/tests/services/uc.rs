@@ -173,8 +173,7 @@ fn query_says_what_is_expected_and_what_leaves_next() {
     };
     let [sent, expected] = solo.setup.psn;
     assert_eq!(numbers(&solo), [sent, expected]);
-    solo.send(1, 600);
-    solo.sent();
+    solo.send(1, 600).sent();
     solo.receive_request(Op::UC_SEND_ONLY, 0, &[&[1; 8]]);
     solo.receive_request(Op::UC_SEND_ONLY, 4, &[&[1; 8]]);
     assert_eq!(numbers(&solo), [sent + 3, expected + 5]);
@@ -274,14 +273,12 @@ fn a_send_that_fails_stops_the_sends_until_they_are_let_go_on() {
     solo.post_recv(9, &[solo.sge(0, 100)]);
     solo.send(1, 300);
     solo.post(2, SendOp::Send { imm: None }, &[sge(0, 300, Key(0x4242_4242))]);
-    solo.send(3, 10);
-    assert_eq!(solo.sent(), ["SEND_FIRST #0 256B", "SEND_LAST #1 44B"]);
+    assert_eq!(solo.send(3, 10).sent(), ["SEND_FIRST #0 256B", "SEND_LAST #1 44B"]);
     let failed = [(1, WcStatus::Success), (2, WcStatus::LocProtErr), (3, WcStatus::WrFlushErr)];
     assert_eq!(solo.completed(), failed);
     assert_eq!((solo.state(), solo.end.host.sends_retired), (QpState::Sqe, 3));
     // Further sends are flushed at once; receives still work.
-    solo.send(4, 10);
-    assert_eq!(solo.completed(), [(4, WcStatus::WrFlushErr)]);
+    assert_eq!(solo.send(4, 10).completed(), [(4, WcStatus::WrFlushErr)]);
     solo.receive_request(Op::UC_SEND_ONLY, 0, &[&[1; 8]]);
     assert_eq!(solo.completed(), [(9, WcStatus::Success)]);
     solo.end.modify(solo.end.qpn, &to(QpState::Rts)).unwrap();

@@ -266,14 +266,12 @@ fn an_invalidation_waits_for_what_was_posted_before_it() {
     // The SEND tells the peer the key, which the peer may use until it answers.
     solo.post_wr(&quiet(2, SEND)).unwrap();
     solo.post(3, SendOp::LocalInv { rkey }, &[]);
-    solo.send(4, 4);
-    assert_eq!(solo.sent(), ["SEND_ONLY #0 0B ack"]);
+    assert_eq!(solo.send(4, 4).sent(), ["SEND_ONLY #0 0B ack"]);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     let header = reth(BASE, rkey, 4);
     solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&header, &[5; 4]]);
     assert_eq!(solo.sent(), ["ACK #0"]);
-    solo.receive_ack(0);
-    assert_eq!(solo.sent(), ["SEND_ONLY #1 4B ack"]);
+    assert_eq!(solo.receive_ack(0).sent(), ["SEND_ONLY #1 4B ack"]);
     assert_eq!(solo.completed(), [(3, WcStatus::Success)]);
     solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&header, &[6; 4]]);
     assert_eq!(solo.sent(), ["NAK #1 access"]);
@@ -303,11 +301,9 @@ fn what_cannot_be_bound_or_invalidated_fails_in_its_turn() {
         let mut solo = Solo::script();
         solo.send(1, 4);
         solo.post(2, op, &[]);
-        solo.send(3, 4);
-        assert_eq!(solo.sent(), ["SEND_ONLY #0 4B ack"]);
+        assert_eq!(solo.send(3, 4).sent(), ["SEND_ONLY #0 4B ack"]);
         assert_eq!(solo.completed(), []);
-        solo.receive_ack(0);
-        assert!(solo.sent().is_empty());
+        assert!(solo.receive_ack(0).sent().is_empty());
         let expected = [(1, WcStatus::Success), (2, status), (3, WcStatus::WrFlushErr)];
         assert_eq!(solo.completed(), expected);
         assert_eq!(solo.state(), QpState::Err);
@@ -316,8 +312,7 @@ fn what_cannot_be_bound_or_invalidated_fails_in_its_turn() {
     let mut solo = Solo::new(&Setup { qp_type: QpType::Uc, ..Setup::script() });
     let key = solo.key;
     solo.post(1, SendOp::LocalInv { rkey: key }, &[]);
-    solo.send(2, 4);
-    assert!(solo.sent().is_empty());
+    assert!(solo.send(2, 4).sent().is_empty());
     assert_eq!(solo.completed(), [(1, WcStatus::LocQpOpErr), (2, WcStatus::WrFlushErr)]);
     assert_eq!(solo.state(), QpState::Sqe);
     assert!(solo.end.host.regions.get(key).is_some());
@@ -350,11 +345,9 @@ fn a_region_that_is_to_be_bound_is_in_use() {
 fn a_window_that_goes_while_it_is_read_or_written_ends_that() {
     let (mut solo, region, mw) = window();
     let rkey = next(mw);
-    solo.post(1, bind(mw, region, 0, 4096), &[]);
-    solo.sent();
+    solo.post(1, bind(mw, region, 0, 4096), &[]).sent();
     solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&reth(BASE, rkey, 600), &[5; 256]]);
-    solo.post(2, SendOp::LocalInv { rkey }, &[]);
-    solo.sent();
+    solo.post(2, SendOp::LocalInv { rkey }, &[]).sent();
     solo.receive_request(Op::RC_RDMA_WRITE_MIDDLE, 1, &[&[6; 256]]);
     assert_eq!(solo.sent(), ["NAK #1 access"]);
     assert_eq!(solo.end.host.arena[255..257], [5, 0]);

@@ -93,7 +93,6 @@ impl Bth {
     }
 
     /// The header's bytes.
-    #[must_use]
     #[inline]
     pub const fn bytes(&self) -> [u8; LEN] {
         let flags = (self.solicited as u8) << 7

@@ -76,14 +76,12 @@ impl Feth {
     }
 
     /// Placement type: 1 global visibility, 2 persistence, 3 both.
-    #[must_use]
     #[inline]
     pub const fn placement(self) -> u8 {
         (self.0 & 0xf) as u8
     }
 
     /// Selectivity level: 0 the range of the RETH, 1 the whole region.
-    #[must_use]
     #[inline]
     pub const fn level(self) -> u8 {
         (self.0 >> 4 & 3) as u8
@@ -305,7 +303,6 @@ impl Syndrome {
     }
 
     /// Its meaning.
-    #[must_use]
     #[inline]
     pub const fn kind(self) -> AckKind {
         let value = self.0 & 0x1f;
@@ -327,7 +324,6 @@ impl Syndrome {
 
 /// The receives that a 5-bit credit code grants: 0, 1, 2, 3, 4, 6, 8, 12, 16, 24 … 32768; `None`
 /// for 0x1f, no limit.
-#[must_use]
 pub const fn credits(code: u8) -> Option<u32> {
     match code & 0x1f {
         0x1f => None,
@@ -340,7 +336,6 @@ pub const fn credits(code: u8) -> Option<u32> {
 
 /// The delay of a 5-bit RNR timer code in microseconds: 0 is 655.36 ms, 1 to 31 rise from 10 µs to
 /// 491.52 ms.
-#[must_use]
 pub const fn rnr_timer_us(code: u8) -> u32 {
     match code & 0x1f {
         0 => 655_360,

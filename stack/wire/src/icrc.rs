@@ -100,7 +100,6 @@ impl IpFields {
     }
 
     /// Source and destination address.
-    #[must_use]
     pub const fn addresses(&self) -> (IpAddr, IpAddr) {
         match *self {
             Self::V4 { src, dst, .. } => (IpAddr::V4(src), IpAddr::V4(dst)),
@@ -176,7 +175,6 @@ impl Template {
 
     /// Starts the ICRC of a packet of `packet_len` bytes (BTH to ICRC) that begins with `bth`; feed
     /// the bytes after the BTH to [`Icrc::update`].
-    #[must_use]
     #[inline]
     pub fn start(&self, packet_len: usize, bth: &[u8; bth::LEN]) -> Icrc {
         let mut packet = [0; PACKET_MIN];
@@ -185,7 +183,6 @@ impl Template {
     }
 
     /// The ICRC of a whole packet, computed without its last four bytes; 0 for fewer than 16 bytes.
-    #[must_use]
     #[inline]
     pub fn of(&self, packet: &[u8]) -> u32 {
         match (packet.first_chunk(), packet.split_last_chunk::<ICRC_LEN>()) {
@@ -266,7 +263,6 @@ fn long(packet_len: usize, v4: bool) -> u32 {
 /// The share of a packet's two lengths: that of the UDP header, and that of the IP header, which is
 /// greater by `more`.
 const fn of_length(packet_len: usize, ip_length: &Field, more: usize) -> u32 {
-    #[allow(clippy::cast_possible_truncation)]
     let (udp, ip) = ((packet_len + UDP_LEN) as u16, (packet_len + UDP_LEN + more) as u16);
     ip_length.of(ip) ^ UDP_LENGTH.of(udp)
 }
@@ -311,7 +307,6 @@ impl Icrc {
     }
 
     /// The result; it is written little-endian.
-    #[must_use]
     #[inline]
     pub fn finish(self) -> u32 {
         self.0

@@ -124,7 +124,6 @@ impl Ext {
     const COUNT: usize = Self::Feth as usize + 1;
 
     /// Its length in bytes.
-    #[must_use]
     #[inline]
     pub const fn size(self) -> usize {
         match self {
@@ -168,7 +167,6 @@ impl OpcodeInfo {
     }
 
     /// Offset of an extension header from the start of the BTH.
-    #[must_use]
     #[inline]
     pub const fn offset(&self, ext: Ext) -> Option<usize> {
         match self.offsets[ext as usize] {
@@ -203,7 +201,6 @@ impl OpcodeInfo {
 
 impl Opcode {
     /// Its entry in the table, or `None` for a reserved opcode or another transport's.
-    #[must_use]
     #[inline]
     pub const fn info(self) -> Option<&'static OpcodeInfo> {
         INDEX[self.0 as usize]
@@ -236,7 +233,6 @@ const fn offsets(extensions: &[Ext]) -> [u8; Ext::COUNT] {
     let mut offsets = [0; Ext::COUNT];
     let (mut at, mut i) = (BTH_LEN, 0);
     while i < extensions.len() {
-        #[allow(clippy::cast_possible_truncation)]
         let offset = at as u8;
         offsets[extensions[i] as usize] = offset;
         at += extensions[i].size();

@@ -70,28 +70,24 @@ impl<'a> Packet<'a> {
     }
 
     /// The base transport header.
-    #[must_use]
     #[inline]
     pub const fn bth(&self) -> Bth {
         Bth::read(self.header)
     }
 
     /// All bytes, from the BTH to the ICRC.
-    #[must_use]
     #[inline]
     pub const fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
     /// The payload, without padding.
-    #[must_use]
     #[inline]
     pub const fn payload(&self) -> &'a [u8] {
         self.payload
     }
 
     /// The padding, 0 to 3 bytes of any value.
-    #[must_use]
     #[inline]
     pub fn padding(&self) -> &'a [u8] {
         let end = self.bytes.len() - ICRC_LEN;
@@ -99,7 +95,6 @@ impl<'a> Packet<'a> {
     }
 
     /// The ICRC in the packet (little-endian on the wire).
-    #[must_use]
     #[inline]
     pub fn icrc(&self) -> u32 {
         let at = self.bytes.len() - ICRC_LEN;
@@ -112,28 +107,24 @@ impl<'a> Packet<'a> {
     }
 
     /// The RETH, if the opcode has one.
-    #[must_use]
     #[inline]
     pub fn reth(&self) -> Option<Reth> {
         self.ext(Ext::Reth).map(Reth::read)
     }
 
     /// The AETH, if the opcode has one.
-    #[must_use]
     #[inline]
     pub fn aeth(&self) -> Option<Aeth> {
         self.ext(Ext::Aeth).map(Aeth::read)
     }
 
     /// The AtomicETH, if the opcode has one.
-    #[must_use]
     #[inline]
     pub fn atomic_eth(&self) -> Option<AtomicEth> {
         self.ext(Ext::AtomicEth).map(AtomicEth::read)
     }
 
     /// The original value of an atomic acknowledge, if the opcode has one.
-    #[must_use]
     #[inline]
     pub fn atomic_ack(&self) -> Option<u64> {
         let b = self.ext(Ext::AtomicAckEth)?;
@@ -141,28 +132,24 @@ impl<'a> Packet<'a> {
     }
 
     /// The DETH, if the opcode has one.
-    #[must_use]
     #[inline]
     pub fn deth(&self) -> Option<Deth> {
         self.ext(Ext::Deth).map(Deth::read)
     }
 
     /// The immediate data, in network byte order as the application gave it, if the opcode has any.
-    #[must_use]
     #[inline]
     pub fn immediate(&self) -> Option<[u8; 4]> {
         self.ext(Ext::ImmDt)?.first_chunk().copied()
     }
 
     /// The key to invalidate, if the opcode has one.
-    #[must_use]
     #[inline]
     pub fn invalidate(&self) -> Option<Key> {
         Some(Key(u32::from_be_bytes(*self.ext(Ext::Ieth)?.first_chunk()?)))
     }
 
     /// The flush header, if the opcode has one.
-    #[must_use]
     #[inline]
     pub fn feth(&self) -> Option<Feth> {
         self.ext(Ext::Feth).map(Feth::read)

@@ -101,7 +101,6 @@ impl Psn {
     #[must_use]
     #[inline]
     pub const fn truncate(expanded: Seq) -> Self {
-        #[allow(clippy::cast_possible_truncation)]
         Self((expanded.0 & 0xff_ffff) as u32)
     }
 
@@ -119,7 +118,6 @@ impl Psn {
     #[inline]
     pub const fn expand(self, reference: Seq) -> Seq {
         // The difference of the low 24 bits, with its sign.
-        #[allow(clippy::cast_possible_truncation)]
         let ahead = (self.0.wrapping_sub(reference.0 as u32) << 8).cast_signed() >> 8;
         Seq(reference.0.wrapping_add_signed(ahead as i64))
     }
@@ -242,8 +240,7 @@ impl Qpn {
     #[must_use]
     #[inline]
     pub const fn slot(self) -> u8 {
-        #[allow(clippy::cast_possible_truncation)]
-        ((self.0 >> 16) as u8)
+        (self.0 >> 16) as u8
     }
 }
 

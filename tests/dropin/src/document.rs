@@ -6,10 +6,7 @@ use crate::table::{NETDEVS, Row, rows};
 /// Where the table begins and ends in the document.
 const MARKS: [&str; 2] = ["<!-- table -->\n", "<!-- end of table -->\n"];
 
-/// The document with the table of these outcomes.
-///
-/// # Errors
-/// The document has no marks.
+/// The document with the table of these outcomes. Error: the document has no marks.
 pub fn with_table(document: &str, outcomes: &[Outcome]) -> Result<String, String> {
     let (before, rest) = document.split_once(MARKS[0]).ok_or("no mark of a table")?;
     let (_, after) = rest.split_once(MARKS[1]).ok_or("no mark of the table's end")?;
@@ -17,7 +14,6 @@ pub fn with_table(document: &str, outcomes: &[Outcome]) -> Result<String, String
 }
 
 /// The command lines of the document's table.
-#[must_use]
 pub fn listed(document: &str) -> Vec<String> {
     let table = document.split_once(MARKS[0]).map_or("", |(_, rest)| rest);
     let table = table.split_once(MARKS[1]).map_or("", |(table, _)| table);
@@ -26,7 +22,6 @@ pub fn listed(document: &str) -> Vec<String> {
 }
 
 /// The command lines of all rows, once each, in their order.
-#[must_use]
 pub fn commands() -> Vec<String> {
     let mut commands: Vec<String> = rows().iter().map(command).collect();
     commands.dedup();

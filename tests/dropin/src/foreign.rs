@@ -30,11 +30,8 @@ const ROWS: [(&str, &str); 17] = [
     ("ib_write_bw", "-R"),
 ];
 
-/// The rows of the table that also run on another processor's emulator, on `udp`.
-///
-/// # Panics
-/// The table has one of them no longer.
-#[must_use]
+/// The rows of the table that also run on another processor's emulator, on `udp`. Panics if the
+/// table has one of them no longer.
 pub fn rows() -> Vec<Row> {
     let rows = table::rows();
     let find = |(program, mode)| {

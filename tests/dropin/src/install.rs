@@ -26,10 +26,7 @@ pub struct Installation(PathBuf);
 
 impl Installation {
     /// Copies the command, and the libraries that cargo built in `built`, such as
-    /// `target/release`.
-    ///
-    /// # Errors
-    /// Something is not there, or cannot be written.
+    /// `target/release`. Error: something is not there, or cannot be written.
     pub fn of(command: &Path, built: &Path) -> io::Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -51,10 +48,8 @@ impl Installation {
     }
 
     /// Adds the programs in `usr/bin` of `root`, a root file system for another processor, to be
-    /// run by `emulator` on the libraries that cargo built for it in `built`.
-    ///
-    /// # Errors
-    /// Something is not there, or cannot be written.
+    /// run by `emulator` on the libraries that cargo built for it in `built`. Error: something is
+    /// not there, or cannot be written.
     pub fn add_foreign(&self, emulator: &str, root: &Path, built: &Path) -> io::Result<()> {
         let place = self.0.join(FOREIGN);
         fs::create_dir(&place)?;
@@ -99,10 +94,7 @@ impl Installation {
         self.0.join(COMMAND)
     }
 
-    /// Writes a file that every user can read.
-    ///
-    /// # Errors
-    /// It cannot be written.
+    /// Writes a file that every user can read. Error: it cannot be written.
     pub(crate) fn script(&self, name: &str, text: &str) -> Result<PathBuf, String> {
         let path = self.runtime().join(name);
         let error = |error| format!("{}: {error}", path.display());
@@ -112,7 +104,6 @@ impl Installation {
     }
 
     /// `rocinante run --netdev NETDEV -- WORDS`.
-    #[must_use]
     pub fn run<S: AsRef<OsStr>>(
         &self,
         netdev: &str,
@@ -130,11 +121,8 @@ impl Installation {
         self.plain([own].into_iter().chain(words))
     }
 
-    /// These words, with the environment and the streams that [`run`](Self::run) has, too.
-    ///
-    /// # Panics
-    /// If there is no word.
-    #[must_use]
+    /// These words, with the environment and the streams that [`run`](Self::run) has, too. Panics
+    /// if there is no word.
     pub fn plain<S: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = S>) -> Command {
         let mut words = words.into_iter();
         let mut command = Command::new(words.next().expect("a program has a name"));

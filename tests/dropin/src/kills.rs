@@ -35,10 +35,7 @@ pub struct Round {
 
 /// One round between two namespaces: ping-pongs of rdma-core that compare the received data, all on
 /// one pair of addresses. The first pair, whose processes have the duties, and every third one are
-/// killed.
-///
-/// # Errors
-/// The namespaces cannot be made, or a program does not start.
+/// killed. Error: the namespaces cannot be made, or a program does not start.
 pub fn round(netdev: &str, installed: &Installation) -> Result<Round, String> {
     let lab = Pair::new(&LabConfig::default()).map_err(in_words)?;
     let [here, there] = lab.containers();

@@ -20,10 +20,8 @@ const PYVERBS: &str = include_str!("../clients/rc_pyverbs.py");
 /// their build scripts do.
 const CRATES: [(&str, &str); 2] = [("ibverbs", "0.9.2"), ("sideway", "0.4.3")];
 
-/// The words that start the program of a row. Builds it if it is not there yet.
-///
-/// # Errors
-/// It cannot be built, which the last line of the compiler explains.
+/// The words that start the program of a row. Builds it if it is not there yet. Error: it cannot be
+/// built, which the last line of the compiler explains.
 pub(crate) fn find(row: &Row, installed: &Installation) -> Result<String, String> {
     let Row { program, mode, .. } = row;
     let words = match *program {

@@ -42,14 +42,12 @@ const EVENTS: [(&str, &str); 3] = [
 ];
 
 /// Runs a row in namespaces of its own, as root.
-#[must_use]
 pub fn run(row: Row, installed: &Installation) -> Outcome {
     run_foreign(row, installed, [false; 2])
 }
 
 /// As [`run`]. A side, the client's or the server's, has its program from
 /// [`add_foreign`](Installation::add_foreign) where `foreign` says so.
-#[must_use]
 pub fn run_foreign(row: Row, installed: &Installation, foreign: [bool; 2]) -> Outcome {
     let pair = Pair::new(&LabConfig::default()).map_err(in_words);
     let result = pair.and_then(|pair| {
@@ -251,10 +249,7 @@ fn is_said(who: &str, output: &Output, says: Says) -> Result<(), String> {
 }
 
 /// Waits until a program has opened the device, and perhaps a moment more: a client asks again, and
-/// one that it refuses waits for its listener.
-///
-/// # Errors
-/// It ends, or does not in time.
+/// one that it refuses waits for its listener. Error: it ends, or does not in time.
 pub fn opens(program: &mut ChildGuard) -> Result<(), String> {
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
@@ -281,10 +276,8 @@ pub(crate) fn listens(program: &mut ChildGuard) -> Result<(), String> {
     listens_on(program, PORT)
 }
 
-/// Waits until the program listens on a TCP port.
-///
-/// # Errors
-/// It ends, or does not in time, and is killed then.
+/// Waits until the program listens on a TCP port. Error: it ends, or does not in time, and is
+/// killed then.
 pub fn listens_on(program: &mut ChildGuard, number: u16) -> Result<(), String> {
     let deadline = Instant::now() + PATIENCE;
     let port = format!(":{number:04X}");
@@ -379,10 +372,7 @@ pub fn is_good_end(code: Option<i32>, stderr: &str) -> bool {
     code == Some(0) || code == Some(status) && stderr.lines().last() == Some(line)
 }
 
-/// An error that carries the program's last output.
-///
-/// # Errors
-/// The program did not end well.
+/// An error that carries the program's last output. Error: the program did not end well.
 pub fn succeeded(who: &str, output: &Output) -> Result<(), String> {
     if is_good_end(output.status.code(), &String::from_utf8_lossy(&output.stderr)) {
         return Ok(());

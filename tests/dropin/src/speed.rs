@@ -87,17 +87,15 @@ impl Compared {
     }
 
     /// The line of `--json`.
-    #[must_use]
     pub fn json(&self) -> Value {
         json!({"program": self.row.program, "mode": self.row.options, "netdev": self.netdev,
             "perftest": self.theirs, "rocinante": self.ours, "ratio": self.ratio(),
             "bar": self.row.bar, "ok": self.holds()})
     }
 
-    /// A row of a table: minimum, median and maximum of each.
-    #[must_use]
+    /// A row of a table: the median of each, with the minimum and the maximum.
     pub fn line(&self) -> String {
-        let of = |[min, median, max]: [f64; RUNS]| format!("{min:.2} / {median:.2} / {max:.2}");
+        let of = |[min, median, max]: [f64; RUNS]| format!("{median:.2} ({min:.2}–{max:.2})");
         let Row { program, options, measure, bar, .. } = self.row;
         let unit = match measure {
             Measure::Latency => "µs",
@@ -105,7 +103,7 @@ impl Compared {
             Measure::Rate => "10⁶/s",
         };
         format!(
-            "| `{program} {options}` | {} | {unit} | {} | {} | {:.2} | {bar:.2} |",
+            "| `{program} {options}`, {unit}, {bar:.2} | {} | {} | {} | {:.2} |",
             self.netdev,
             of(self.theirs),
             of(self.ours),
@@ -114,10 +112,7 @@ impl Compared {
     }
 }
 
-/// Measures all rows with `words` in them, and gives each to `each`.
-///
-/// # Errors
-/// A program fails.
+/// Measures all rows with `words` in them, and gives each to `each`. Error: a program fails.
 pub fn run(
     want: impl Fn(&str) -> bool,
     installed: &Installation,

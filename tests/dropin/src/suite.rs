@@ -59,11 +59,7 @@ pub enum Verdict {
     Failed(String),
 }
 
-/// All tests, in the suite's order.
-///
-/// # Panics
-/// If a line of the list makes no sense.
-#[must_use]
+/// All tests, in the suite's order. Panics if a line of the list makes no sense.
 pub fn tests() -> Vec<Test> {
     let lines = include_str!("suite.txt").lines().filter(|line| !line.starts_with('#'));
     lines.map(|line| parse(line).unwrap_or_else(|| panic!("suite.txt: {line}"))).collect()
@@ -82,10 +78,7 @@ fn parse(line: &'static str) -> Option<Test> {
 }
 
 /// Runs these tests, by their names, on a device on `udp`, as a user without capabilities. Calls
-/// `each` as they end.
-///
-/// # Errors
-/// There is no network or no suite here.
+/// `each` as they end. Error: there is no network or no suite here.
 pub fn run(
     names: &[&str],
     installed: &Installation,

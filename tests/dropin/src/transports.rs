@@ -193,18 +193,16 @@ pub struct Compared {
     pub raw: String,
 }
 
-/// Runs all whose names have the words that `want` asks for, each in turns.
-///
-/// # Errors
-/// A program fails, or prints no figure.
+/// Runs all whose names have the words that `want` asks for, each in turns. Error: a program fails,
+/// or prints no figure.
 pub fn run(
     want: impl Fn(&str) -> bool,
     installed: &Installation,
     mut each: impl FnMut(&str),
 ) -> Result<Compared, String> {
     let mut all = Compared::default();
-    all.table += "| program | unit | `udp` | `packet` | TCP (CUBIC) | `packet` by TCP |\n";
-    all.table += "|---|---|---|---|---|---|\n";
+    all.table += "| program | `udp` | `packet` | TCP (CUBIC) | `packet` by TCP |\n";
+    all.table += "|---|---|---|---|---|\n";
     for race in RACES.iter().filter(|race| want(race.name)) {
         let mut figures = [[0.0; RUNS]; CARRIERS.len()];
         for run in 0..RUNS {
@@ -217,10 +215,10 @@ pub fn run(
         }
         figures.iter_mut().for_each(|runs| runs.sort_by(f64::total_cmp));
         let [udp, packet, tcp] = figures
-            .map(|[least, median, most]| (format!("{least:.1} / {median:.1} / {most:.1}"), median));
+            .map(|[least, median, most]| (format!("{median:.1} ({least:.1}–{most:.1})"), median));
         let (name, unit, ratio) = (race.name, race.unit, packet.1 / tcp.1);
         let line =
-            format!("| `{name}` | {unit} | {} | {} | {} | {ratio:.2} |\n", udp.0, packet.0, tcp.0);
+            format!("| `{name}`, {unit} | {} | {} | {} | {ratio:.2} |\n", udp.0, packet.0, tcp.0);
         each(line.trim_end());
         all.table += &line;
     }

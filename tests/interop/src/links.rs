@@ -17,10 +17,8 @@ use rocinante_netdev::{Interface, TcxDepartures};
 use crate::error::{Error, Result};
 
 /// Has packets depart from an interface one behind the other, `ns_per_byte` for each byte, until
-/// the process is killed. Prints a line when it does.
-///
-/// # Errors
-/// There is no such interface, or the kernel refuses the program.
+/// the process is killed. Prints a line when it does. Error: there is no such interface, or the
+/// kernel refuses the program.
 pub fn departures(device: &str, ns_per_byte: u16) -> Result<Infallible> {
     let index = Interface::by_name(device)?.index;
     let _attached = TcxDepartures::attach(index, ns_per_byte)
@@ -31,10 +29,8 @@ pub fn departures(device: &str, ns_per_byte: u16) -> Result<Infallible> {
     }
 }
 
-/// Makes a pair of netkit devices of mode L2: with Ethernet headers.
-///
-/// # Errors
-/// The kernel's: `EOPNOTSUPP` without netkit (before 6.7), `EEXIST` if a name is taken.
+/// Makes a pair of netkit devices of mode L2: with Ethernet headers. Error: the kernel's:
+/// `EOPNOTSUPP` without netkit (before 6.7), `EEXIST` if a name is taken.
 pub fn netkit_l2(name: &str, peer: &str) -> Result<()> {
     let mut socket = Socket::new(NETLINK_ROUTE)?;
     socket.bind_auto()?;

@@ -68,10 +68,8 @@ const LINKS: [Link; 10] = [
 
 /// Boots a guest and tries all. `args` are arguments of `rocinante policy-check`; or `--links`: not
 /// that matrix; or `--links` and names of links: only these. `rocinante` and `rocinante-interop`
-/// must be beside this program.
-///
-/// # Errors
-/// A name is no link's, the guest does not start, or something is not as expected.
+/// must be beside this program. Error: a name is no link's, the guest does not start, or something
+/// is not as expected.
 pub fn run(args: &[String]) -> Result<()> {
     let (with_matrix, links) = match args.split_first() {
         Some((first, names)) if first == "--links" => (false, named(names)?),

@@ -43,10 +43,8 @@ const REPORT: &str = "/tmp/report";
 
 /// Runs `rocinante-bench compare` or `rocinante-bench` in a guest, with Soft-RoCE beside ours, and
 /// prints the output. A report is copied out of the guest. `args` are `compare` or `bench` and the
-/// arguments of that. `rocinante-bench` and `rocinante-interop` must be beside this program.
-///
-/// # Errors
-/// The guest does not start, or the command failed.
+/// arguments of that. `rocinante-bench` and `rocinante-interop` must be beside this program. Error:
+/// the guest does not start, or the command failed.
 pub fn run(args: &[String]) -> Result<()> {
     let (words, report) = with_report_inside(args)?;
     let (_lab, guest) = Guest::beside_this_program()?;

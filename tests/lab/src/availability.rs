@@ -1,6 +1,6 @@
 //! The parts of the lab that are available here, found out by trying.
 
-use crate::error::LabError;
+use crate::error::{LabError, Result};
 use crate::netns::Netns;
 use crate::rules::{Match, Rule};
 use crate::userns::{Privilege, privilege};
@@ -45,7 +45,7 @@ impl Availability {
     }
 }
 
-fn rules_work(host: &Netns) -> Result<(), LabError> {
+fn rules_work(host: &Netns) -> Result {
     Rule::count(host, &Match::roce())?.counter()?;
     Rule::lose(host, &Match::roce(), 1.0)?.remove()
 }

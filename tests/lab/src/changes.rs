@@ -1,6 +1,6 @@
 //! Changes of a namespace that end with the value that has them.
 
-use crate::error::LabError;
+use crate::error::Result;
 use crate::netns::Netns;
 
 /// Changes of namespaces, each with the command that undoes it. Dropping this value undoes them,
@@ -10,10 +10,7 @@ pub struct Changes(Vec<(Netns, String)>);
 
 impl Changes {
     /// Runs the command line `forth` in a namespace. `back` undoes it.
-    ///
-    /// # Errors
-    /// As [`Netns::command`].
-    pub fn make(&mut self, netns: &Netns, forth: &str, back: &str) -> Result<(), LabError> {
+    pub fn make(&mut self, netns: &Netns, forth: &str, back: &str) -> Result {
         netns.command(forth)?;
         self.made(netns, back);
         Ok(())
@@ -24,15 +21,12 @@ impl Changes {
         self.0.push((netns.clone(), back.to_owned()));
     }
 
-    /// Undoes all changes.
-    ///
-    /// # Errors
-    /// The first that cannot be undone; the others are.
-    pub fn undo(mut self) -> Result<(), LabError> {
+    /// Undoes all changes. Error: the first that cannot be undone; the others are.
+    pub fn undo(mut self) -> Result {
         self.undo_all()
     }
 
-    fn undo_all(&mut self) -> Result<(), LabError> {
+    fn undo_all(&mut self) -> Result {
         let undone = self.0.drain(..).rev().map(|(netns, back)| netns.command(&back).map(drop));
         undone.fold(Ok(()), Result::and)
     }

@@ -1,6 +1,6 @@
 //! Child processes that do not outlive the lab.
 
-use crate::error::LabError;
+use crate::error::{LabError, Result};
 use crate::tool;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
@@ -28,11 +28,9 @@ pub struct ChildGuard {
 }
 
 impl ChildGuard {
-    /// Starts `command` in the calling thread's namespace.
-    ///
-    /// # Errors
-    /// The program does not exist or cannot be started.
-    pub fn spawn(command: &mut Command) -> Result<Self, LabError> {
+    /// Starts `command` in the calling thread's namespace. Error: the program does not exist or
+    /// cannot be started.
+    pub fn spawn(command: &mut Command) -> Result<Self> {
         command.env(PARENT_VARIABLE, std::process::id().to_string());
         // The lock is held across the start, so that a signal handler finds either no child or a
         // registered one.
@@ -43,7 +41,6 @@ impl ChildGuard {
     }
 
     /// The process id.
-    #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -53,10 +50,7 @@ impl ChildGuard {
         &mut self.child
     }
 
-    /// The exit status if the child has ended.
-    ///
-    /// # Errors
-    /// The error of `waitpid`.
+    /// The exit status if the child has ended. Error: the error of `waitpid`.
     pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         if self.status.is_none() {
             let mut children = registry();
@@ -68,15 +62,12 @@ impl ChildGuard {
         Ok(self.status)
     }
 
-    /// Waits until the child ends.
-    ///
-    /// # Errors
-    /// The child did not end within `limit`. It is killed then.
-    pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus, LabError> {
+    /// Waits until the child ends. Error: the child did not end within `limit`. It is killed then.
+    pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         self.wait_until(Instant::now() + limit, limit)
     }
 
-    fn wait_until(&mut self, deadline: Instant, limit: Duration) -> Result<ExitStatus, LabError> {
+    fn wait_until(&mut self, deadline: Instant, limit: Duration) -> Result<ExitStatus> {
         let mut pause = Duration::from_micros(200);
         loop {
             match self.try_wait() {
@@ -96,11 +87,9 @@ impl ChildGuard {
         LabError::Timeout { command: self.command.clone(), seconds: limit.as_secs_f64() }
     }
 
-    /// Waits until the child ends. Collects the output that it wrote to pipes.
-    ///
-    /// # Errors
-    /// The child did not end within `limit`, and is killed; or another process has its pipes.
-    pub fn wait_with_output(mut self, limit: Duration) -> Result<Output, LabError> {
+    /// Waits until the child ends. Collects the output that it wrote to pipes. Error: the child did
+    /// not end within `limit`, and is killed; or another process has its pipes.
+    pub fn wait_with_output(mut self, limit: Duration) -> Result<Output> {
         let deadline = Instant::now() + limit;
         let left = || deadline.saturating_duration_since(Instant::now());
         let [stdout, stderr] = [
@@ -150,10 +139,8 @@ pub fn kill_children() {
 
 /// Handles SIGINT (Ctrl-C), SIGTERM and SIGHUP from now on: each kills all children and ends this
 /// process with the exit code that a shell reports for the signal, 128 plus its number: 130, 143
-/// or 129. The namespaces vanish with the process.
-///
-/// # Errors
-/// The kernel refuses the handler or its pipe.
+/// or 129. The namespaces vanish with the process. Error: the kernel refuses the handler or its
+/// pipe.
 pub fn kill_children_on_signal() -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     let end = move || {

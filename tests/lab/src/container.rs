@@ -1,7 +1,7 @@
 //! One container: a namespace, its `eth0`, and the other end of that veth in the host's namespace.
 
 use crate::child::ChildGuard;
-use crate::error::LabError;
+use crate::error::{LabError, Result};
 use crate::netns::Netns;
 use crate::{BRIDGE, LabConfig, tool};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -21,7 +21,7 @@ impl Container {
     pub const DEVICE: &str = "eth0";
 
     /// A container on the host's bridge.
-    pub(super) fn new(host: &Netns, index: u8, config: &LabConfig) -> Result<Self, LabError> {
+    pub(super) fn new(host: &Netns, index: u8, config: &LabConfig) -> Result<Self> {
         let (netns, host_end) = (Self::new_netns()?, format!("veth{index}"));
         joined(host, &host_end, &netns, index, config)?;
         host.command(&format!("ip link set {host_end} master {BRIDGE} up"))?;
@@ -29,7 +29,7 @@ impl Container {
     }
 
     /// A container on a network of its own, with the host as its router.
-    pub(super) fn routed(host: &Netns, index: u8, config: &LabConfig) -> Result<Self, LabError> {
+    pub(super) fn routed(host: &Netns, index: u8, config: &LabConfig) -> Result<Self> {
         let (netns, host_end) = (Self::new_netns()?, format!("veth{index}"));
         joined(host, &host_end, &netns, index, config)?;
         let v4 = |host: u8| Ipv4Addr::new(10, 78, index, host);
@@ -49,7 +49,7 @@ impl Container {
     }
 
     /// Two containers with one veth between them.
-    pub(super) fn pair(config: &LabConfig) -> Result<[Self; 2], LabError> {
+    pub(super) fn pair(config: &LabConfig) -> Result<[Self; 2]> {
         let (first, second) = (Self::new_netns()?, Self::new_netns()?);
         joined(&first, Self::DEVICE, &second, 1, config)?;
         first.command(&format!("ip link set {} address {}", Self::DEVICE, mac(0)))?;
@@ -64,7 +64,7 @@ impl Container {
         host_end: String,
         index: u8,
         config: &LabConfig,
-    ) -> Result<Self, LabError> {
+    ) -> Result<Self> {
         let number = index + 1;
         let ipv4 = Ipv4Addr::new(10, 77, 0, number);
         let ipv6 = config.ipv6.then(|| Ipv6Addr::new(0xfd00, 0x77, 0, 0, 0, 0, 0, number.into()));
@@ -77,7 +77,7 @@ impl Container {
         host_end: String,
         (ipv4, v4_prefix): (Ipv4Addr, u8),
         ipv6: Option<(Ipv6Addr, u8)>,
-    ) -> Result<Self, LabError> {
+    ) -> Result<Self> {
         let device = Self::DEVICE;
         netns.command(&format!("ip address add {ipv4}/{v4_prefix} dev {device}"))?;
         if let Some((ipv6, prefix)) = ipv6 {
@@ -88,32 +88,28 @@ impl Container {
     }
 
     /// Creates a namespace in which addresses are usable at once.
-    pub(super) fn new_netns() -> Result<Netns, LabError> {
+    pub(super) fn new_netns() -> Result<Netns> {
         let netns = Netns::new()?;
         no_duplicate_address_detection(&netns)?;
         Ok(netns)
     }
 
     /// Its namespace.
-    #[must_use]
     pub fn netns(&self) -> &Netns {
         &self.netns
     }
 
     /// Its address on the IPv4 network of the bridge or its own, a /24.
-    #[must_use]
     pub fn ipv4(&self) -> Ipv4Addr {
         self.ipv4
     }
 
     /// Its address on that IPv6 network, a /64, if the lab has IPv6.
-    #[must_use]
     pub fn ipv6(&self) -> Option<Ipv6Addr> {
         self.ipv6
     }
 
     /// Its IPv6 address if `v6` asks for it and the lab has IPv6, else its IPv4 address.
-    #[must_use]
     pub fn address(&self, v6: bool) -> IpAddr {
         match self.ipv6.filter(|_| v6) {
             Some(ipv6) => ipv6.into(),
@@ -123,61 +119,43 @@ impl Container {
 
     /// Name of the other end of its veth, in the host's namespace. In a [`Pair`](crate::Pair) that
     /// end is in the other container's namespace.
-    #[must_use]
     pub fn host_end(&self) -> &str {
         &self.host_end
     }
 
-    /// As [`Netns::run`].
-    ///
-    /// # Errors
-    /// The caller has no right to enter the namespace.
-    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, LabError> {
+    /// As [`Netns::run`]. Error: the caller has no right to enter the namespace.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         self.netns.run(work)
     }
 
-    /// As [`Netns::spawn`].
-    ///
-    /// # Errors
-    /// The program does not exist or cannot be started.
-    pub fn spawn(&self, command: &mut Command) -> Result<ChildGuard, LabError> {
+    /// As [`Netns::spawn`]. Error: the program does not exist or cannot be started.
+    pub fn spawn(&self, command: &mut Command) -> Result<ChildGuard> {
         self.netns.spawn(command)
     }
 
-    /// As [`Netns::output`].
-    ///
-    /// # Errors
-    /// The program does not exist or cannot be started.
-    pub fn output(&self, command: &mut Command) -> Result<Output, LabError> {
+    /// As [`Netns::output`]. Error: the program does not exist or cannot be started.
+    pub fn output(&self, command: &mut Command) -> Result<Output> {
         self.netns.output(command)
     }
 
     /// Feeds a script to `nft` inside the container. Its rules belong to the container's namespace,
-    /// and apply beside the host's.
-    ///
-    /// # Errors
-    /// There is no `nft`, or it refuses the script; the error has its message.
-    pub fn nft(&self, script: &str) -> Result<(), LabError> {
+    /// and apply beside the host's. Error: there is no `nft`, or it refuses the script; the error
+    /// has its message.
+    pub fn nft(&self, script: &str) -> Result {
         self.netns.nft(script)
     }
 
     /// Lets UDP super-packets leave `eth0` whole (`true`, the default of a veth), or lets the
     /// kernel split them into datagrams before the host sees them. Rules and counters then work
-    /// packet by packet.
-    ///
-    /// # Errors
-    /// There is no `ethtool`, or the kernel is older than 4.18.
-    pub fn set_udp_segmentation(&self, whole: bool) -> Result<(), LabError> {
+    /// packet by packet. Error: there is no `ethtool`, or the kernel is older than 4.18.
+    pub fn set_udp_segmentation(&self, whole: bool) -> Result {
         set_udp_segmentation(&self.netns, Self::DEVICE, whole)
     }
 
     /// Switches segmentation and merging off on `eth0`, of TCP and UDP alike (`ethtool -K eth0 gso
     /// off tso off gro off`): the kernel splits each super-packet before it leaves, and the packets
     /// that arrive stay single.
-    ///
-    /// # Errors
-    /// As [`set_udp_segmentation`](Self::set_udp_segmentation).
-    pub fn disable_offloads(&self) -> Result<(), LabError> {
+    pub fn disable_offloads(&self) -> Result {
         let names = [
             ("gso", "generic-segmentation-offload"),
             ("tso", "tcp-segmentation-offload"),
@@ -188,7 +166,7 @@ impl Container {
     }
 
     /// Names each part that is not up yet.
-    pub(super) fn not_yet_up(&self) -> Result<Vec<String>, LabError> {
+    pub(super) fn not_yet_up(&self) -> Result<Vec<String>> {
         let mut waiting = Vec::new();
         let links = self.netns.json(&format!("ip -j link show dev {}", Self::DEVICE))?;
         if !tool::objects(&links).any(|link| link["operstate"] == "UP") {
@@ -208,20 +186,11 @@ type FeatureName = (&'static str, &'static str);
 const UDP_SEGMENTATION: FeatureName = ("tx-udp-segmentation", "tx-udp-segmentation");
 
 /// Sets whether super-packets leave `device` whole.
-pub(super) fn set_udp_segmentation(
-    netns: &Netns,
-    device: &str,
-    whole: bool,
-) -> Result<(), LabError> {
+pub(super) fn set_udp_segmentation(netns: &Netns, device: &str, whole: bool) -> Result {
     set_feature(netns, device, UDP_SEGMENTATION, whole)
 }
 
-fn set_feature(
-    netns: &Netns,
-    device: &str,
-    (name, printed): FeatureName,
-    on: bool,
-) -> Result<(), LabError> {
+fn set_feature(netns: &Netns, device: &str, (name, printed): FeatureName, on: bool) -> Result {
     let wanted = if on { "on" } else { "off" };
     let command = format!("ethtool -K {device} {name} {wanted}");
     netns.command(&command)?;
@@ -237,13 +206,7 @@ fn set_feature(
 }
 
 /// Joins a container with its host by a veth: its `eth0`, and the host's end.
-fn joined(
-    host: &Netns,
-    host_end: &str,
-    netns: &Netns,
-    index: u8,
-    config: &LabConfig,
-) -> Result<(), LabError> {
+fn joined(host: &Netns, host_end: &str, netns: &Netns, index: u8, config: &LabConfig) -> Result {
     let LabConfig { mtu, queues, .. } = config;
     let link = format!("mtu {mtu} numtxqueues {queues} numrxqueues {queues}");
     let (own_end, mac, path) = (Container::DEVICE, mac(index), netns.path());
@@ -260,7 +223,7 @@ fn mac(index: u8) -> String {
 
 /// Lets link-local addresses come up at once in interfaces that are created after this. Where
 /// /proc/sys is read-only they take a second or two, and the lab waits for them.
-fn no_duplicate_address_detection(netns: &Netns) -> Result<(), LabError> {
+fn no_duplicate_address_detection(netns: &Netns) -> Result {
     netns.run(|| {
         for (name, value) in [("accept_dad", "0"), ("dad_transmits", "0")] {
             let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/default/{name}"), value);

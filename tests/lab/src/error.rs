@@ -3,6 +3,9 @@
 use std::fmt;
 use std::io;
 
+/// The result of a step of the lab.
+pub type Result<T = (), E = LabError> = std::result::Result<T, E>;
+
 /// The reason why the lab could not do something.
 #[derive(Debug)]
 pub enum LabError {

@@ -53,7 +53,7 @@ pub use availability::Availability;
 pub use changes::Changes;
 pub use child::{ChildGuard, exit_with_parent, kill_children, kill_children_on_signal};
 pub use container::Container;
-pub use error::LabError;
+pub use error::{LabError, Result};
 pub use netns::Netns;
 pub use pair::Pair;
 pub use rules::{Chain, Counter, Match, Rule};
@@ -100,12 +100,9 @@ pub struct Lab {
 
 impl Lab {
     /// Creates the namespaces, joins them, and waits until every link is up and every address
-    /// usable.
-    ///
-    /// # Errors
-    /// The caller has no right to create namespaces, a program (`ip`) is missing, or the kernel has
-    /// no veth or bridge. The error says what to do.
-    pub fn new(config: &LabConfig) -> Result<Self, LabError> {
+    /// usable. Error: the caller has no right to create namespaces, a program (`ip`) is missing, or
+    /// the kernel has no veth or bridge. The error says what to do.
+    pub fn new(config: &LabConfig) -> Result<Self> {
         let host = Netns::new()?;
         no_addresses_by_themselves(&host)?;
         host.command(&format!(
@@ -128,11 +125,9 @@ impl Lab {
     ///  eth0 10.78.0.2/24 ── veth0 10.78.0.1 │ veth1 10.78.1.1 ── eth0 10.78.1.2/24
     /// ```
     ///
-    /// From the view of container 0, `veth1` is the host's uplink.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new); also if `/proc/sys` cannot be written.
-    pub fn routed(config: &LabConfig) -> Result<Self, LabError> {
+    /// From the view of container 0, `veth1` is the host's uplink. Error: as [`new`](Self::new);
+    /// also if `/proc/sys` cannot be written.
+    pub fn routed(config: &LabConfig) -> Result<Self> {
         let host = Container::new_netns()?;
         forward(&host)?;
         let containers = (0..config.containers)
@@ -144,78 +139,56 @@ impl Lab {
     }
 
     /// The host's namespace: it holds the bridge and the host's ends of the veths.
-    #[must_use]
     pub fn host(&self) -> &Netns {
         &self.host
     }
 
     /// All containers.
-    #[must_use]
     pub fn containers(&self) -> &[Container] {
         &self.containers
     }
 
-    /// The container at `index`.
-    ///
-    /// # Panics
-    /// If there is no such container.
-    #[must_use]
+    /// The container at `index`. Panics if there is no such container.
     pub fn container(&self, index: usize) -> &Container {
         &self.containers[index]
     }
 
-    /// Adds a counter to the host's bridge. It counts matching packets and lets them pass.
-    ///
-    /// # Errors
-    /// There is no `nft`, or the kernel has no nftables for bridges.
-    pub fn count(&self, what: &Match) -> Result<Rule, LabError> {
+    /// Adds a counter to the host's bridge. It counts matching packets and lets them pass. Error:
+    /// there is no `nft`, or the kernel has no nftables for bridges.
+    pub fn count(&self, what: &Match) -> Result<Rule> {
         Rule::count(&self.host, what)
     }
 
-    /// Adds a rule to the host's bridge that drops and counts every matching packet.
-    ///
-    /// # Errors
-    /// There is no `nft`, or the kernel has no nftables for bridges.
-    pub fn block(&self, what: &Match) -> Result<Rule, LabError> {
+    /// Adds a rule to the host's bridge that drops and counts every matching packet. Error: there
+    /// is no `nft`, or the kernel has no nftables for bridges.
+    pub fn block(&self, what: &Match) -> Result<Rule> {
         Rule::block(&self.host, what)
     }
 
     /// Adds a rule to the host's bridge that drops and counts `percent` of the matching packets, at
     /// random. The unit is the kernel's packet (skb): a super-packet is lost or passes as a whole.
     /// To lose single datagrams, switch super-packets off by [`Container::set_udp_segmentation`].
-    ///
-    /// # Errors
-    /// There is no `nft`, or the kernel has no nftables for bridges or no `numgen`.
-    pub fn lose(&self, what: &Match, percent: f64) -> Result<Rule, LabError> {
+    /// Error: there is no `nft`, or the kernel has no nftables for bridges or no `numgen`.
+    pub fn lose(&self, what: &Match, percent: f64) -> Result<Rule> {
         Rule::lose(&self.host, what, percent)
     }
 
     /// Lets UDP super-packets reach the container at `index` whole (`true`, the default), or lets
-    /// the host split them into datagrams. They leave their sender whole in both cases.
-    ///
-    /// # Errors
-    /// As [`Container::set_udp_segmentation`].
-    ///
-    /// # Panics
-    /// If there is no such container.
-    pub fn set_udp_segmentation_towards(&self, index: usize, whole: bool) -> Result<(), LabError> {
+    /// the host split them into datagrams. They leave their sender whole in both cases. Error: as
+    /// [`Container::set_udp_segmentation`]. Panics if there is no such container.
+    pub fn set_udp_segmentation_towards(&self, index: usize, whole: bool) -> Result {
         container::set_udp_segmentation(&self.host, self.container(index).host_end(), whole)
     }
 
     /// Shapes the host's traffic to the container at `index`, by a token bucket on the host's end
-    /// of its veth.
-    ///
-    /// # Errors
-    /// There is no `tc`, the kernel has no `sch_tbf`, or the container is shaped already.
-    ///
-    /// # Panics
-    /// If there is no such container.
-    pub fn shape(&self, index: usize, tbf: &Tbf) -> Result<Shaper, LabError> {
+    /// of its veth. Error: there is no `tc`, the kernel has no `sch_tbf`, or the container is
+    /// shaped already. Panics if there is no such container.
+    pub fn shape(&self, index: usize, tbf: &Tbf) -> Result<Shaper> {
         Shaper::tbf(&self.host, self.container(index).host_end(), tbf)
     }
 
     /// Names each part that is not up yet. Empty when all are.
-    fn not_yet_up(&self, bridged: bool) -> Result<Vec<String>, LabError> {
+    fn not_yet_up(&self, bridged: bool) -> Result<Vec<String>> {
         let ports = if bridged { Some(self.ports()?) } else { None };
         let mut waiting = Vec::new();
         for container in &self.containers {
@@ -229,7 +202,7 @@ impl Lab {
         Ok(waiting)
     }
 
-    fn ports(&self) -> Result<Ports, LabError> {
+    fn ports(&self) -> Result<Ports> {
         self.host.json(&format!("ip -j -d link show master {BRIDGE}")).map(Ports)
     }
 }
@@ -248,7 +221,7 @@ impl Ports {
 }
 
 /// Waits until `not_yet_up` names no link any more.
-fn wait_until_none(not_yet_up: impl Fn() -> Result<Vec<String>, LabError>) -> Result<(), LabError> {
+fn wait_until_none(not_yet_up: impl Fn() -> Result<Vec<String>>) -> Result {
     let deadline = Instant::now() + LINKS_UP_MAX;
     loop {
         let waiting = not_yet_up()?;
@@ -263,7 +236,7 @@ fn wait_until_none(not_yet_up: impl Fn() -> Result<Vec<String>, LabError>) -> Re
 }
 
 /// Switches forwarding on in a namespace.
-fn forward(host: &Netns) -> Result<(), LabError> {
+fn forward(host: &Netns) -> Result {
     let switches = ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"];
     host.run(|| {
         switches
@@ -275,7 +248,7 @@ fn forward(host: &Netns) -> Result<(), LabError> {
 
 /// Keeps IPv6 addresses off the host's interfaces, so that the host itself sends nothing on the
 /// bridge.
-fn no_addresses_by_themselves(host: &Netns) -> Result<(), LabError> {
+fn no_addresses_by_themselves(host: &Netns) -> Result {
     host.run(|| {
         // Where /proc/sys is read-only the host sends a few packets, which do no harm.
         let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");

@@ -1,7 +1,7 @@
 //! Network namespaces without names.
 
 use crate::child::ChildGuard;
-use crate::error::LabError;
+use crate::error::{LabError, Result};
 use crate::tool;
 use nix::sched::{CloneFlags, setns, unshare};
 use std::fs::File;
@@ -18,11 +18,9 @@ use std::sync::Arc;
 pub struct Netns(Arc<OwnedFd>);
 
 impl Netns {
-    /// Creates a namespace with only `lo` in it, which is up.
-    ///
-    /// # Errors
-    /// The caller has no right to create namespaces, or there is no `ip`.
-    pub fn new() -> Result<Self, LabError> {
+    /// Creates a namespace with only `lo` in it, which is up. Error: the caller has no right to
+    /// create namespaces, or there is no `ip`.
+    pub fn new() -> Result<Self> {
         // Only the calling thread moves, and that thread ends here.
         let fd = on_a_thread(|| {
             unshare(CloneFlags::CLONE_NEWNET)?;
@@ -34,94 +32,72 @@ impl Netns {
         Ok(netns)
     }
 
-    /// The namespace behind a file: `/run/netns/NAME` (`ip netns`), `/proc/PID/ns/net`.
-    ///
-    /// # Errors
-    /// There is no such file, or the caller has no right to open it.
-    pub fn open(path: &Path) -> Result<Self, LabError> {
+    /// The namespace behind a file: `/run/netns/NAME` (`ip netns`), `/proc/PID/ns/net`. Error:
+    /// there is no such file, or the caller has no right to open it.
+    pub fn open(path: &Path) -> Result<Self> {
         File::open(path)
             .map(|file| Self(Arc::new(file.into())))
             .map_err(|source| LabError::Namespace { doing: "open a network namespace", source })
     }
 
     /// Moves the calling thread into this namespace for good. Threads and processes that it starts
-    /// afterwards begin there.
-    ///
-    /// # Errors
-    /// The caller has no right to enter.
+    /// afterwards begin there. Error: the caller has no right to enter.
     pub fn enter(&self) -> io::Result<()> {
         Ok(setns(self.0.as_fd(), CloneFlags::CLONE_NEWNET)?)
     }
 
     /// Runs `work` on a thread inside this namespace and returns its value. Sockets that it opens
     /// stay in the namespace, no matter where they are used later. A panic in `work` is passed on.
-    ///
-    /// # Errors
-    /// The caller has no right to enter.
-    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, LabError> {
+    /// Error: the caller has no right to enter.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         on_a_thread(|| self.enter().map(|()| work()))
             .map_err(|source| LabError::Namespace { doing: "enter a network namespace", source })
     }
 
     /// Starts `command` inside this namespace. The child is killed when the guard is dropped.
-    ///
-    /// # Errors
-    /// The program does not exist or cannot be started.
-    pub fn spawn(&self, command: &mut Command) -> Result<ChildGuard, LabError> {
+    /// Error: the program does not exist or cannot be started.
+    pub fn spawn(&self, command: &mut Command) -> Result<ChildGuard> {
         self.run(|| ChildGuard::spawn(command))?
     }
 
-    /// Runs `command` inside this namespace to its end and returns its output.
-    ///
-    /// # Errors
-    /// The program does not exist or cannot be started. A program that fails is no error here.
-    pub fn output(&self, command: &mut Command) -> Result<Output, LabError> {
+    /// Runs `command` inside this namespace to its end and returns its output. Error: the program
+    /// does not exist or cannot be started. A program that fails is no error here.
+    pub fn output(&self, command: &mut Command) -> Result<Output> {
         self.run(|| tool::output(command))?
     }
 
     /// Runs a command line inside this namespace and returns its output. Its words have no spaces.
-    ///
-    /// # Errors
-    /// There is no such program, or it fails; the error has its message.
-    pub fn command(&self, line: &str) -> Result<String, LabError> {
+    /// Error: there is no such program, or it fails; the error has its message.
+    pub fn command(&self, line: &str) -> Result<String> {
         tool::run(self, line)
     }
 
-    /// The same for a command that prints JSON, or nothing.
-    ///
-    /// # Errors
-    /// As [`command`](Self::command); also if the output is no JSON.
-    pub fn json(&self, line: &str) -> Result<serde_json::Value, LabError> {
+    /// The same for a command that prints JSON, or nothing. Error: as [`command`](Self::command);
+    /// also if the output is no JSON.
+    pub fn json(&self, line: &str) -> Result<serde_json::Value> {
         tool::json(self, line)
     }
 
-    /// Runs `ip ARGS` inside this namespace.
-    ///
-    /// # Errors
-    /// There is no `ip`, or it fails; the error has its message.
-    pub fn ip(&self, args: &[&str]) -> Result<(), LabError> {
+    /// Runs `ip ARGS` inside this namespace. Error: there is no `ip`, or it fails; the error has
+    /// its message.
+    pub fn ip(&self, args: &[&str]) -> Result {
         tool::run_words(self, &[&["ip"], args].concat()).map(drop)
     }
 
-    /// Runs `tc ARGS` inside this namespace.
-    ///
-    /// # Errors
-    /// There is no `tc`, or it fails; the error has its message.
-    pub fn tc(&self, args: &[&str]) -> Result<(), LabError> {
+    /// Runs `tc ARGS` inside this namespace. Error: there is no `tc`, or it fails; the error has
+    /// its message.
+    pub fn tc(&self, args: &[&str]) -> Result {
         tool::run_words(self, &[&["tc"], args].concat()).map(drop)
     }
 
     /// Feeds a script to `nft` inside this namespace. The whole script takes effect, or nothing.
-    ///
-    /// # Errors
-    /// There is no `nft`, or it refuses the script; the error has its message.
-    pub fn nft(&self, script: &str) -> Result<(), LabError> {
+    /// Error: there is no `nft`, or it refuses the script; the error has its message.
+    pub fn nft(&self, script: &str) -> Result {
         tool::nft_script(self, script)
     }
 
     /// A path that names this namespace as long as this process lives, for programs that take one
     /// (`ip link set … netns PATH`).
-    #[must_use]
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }

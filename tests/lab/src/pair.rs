@@ -1,7 +1,7 @@
 //! Two containers and the veth between them: the shortest path of packets.
 
 use crate::container::Container;
-use crate::error::LabError;
+use crate::error::Result;
 use crate::{LabConfig, wait_until_none};
 
 /// Two containers joined by one veth, without a host between them. Each `eth0` is the other end of
@@ -14,10 +14,7 @@ pub struct Pair {
 impl Pair {
     /// Creates the namespaces, joins them, and waits until the links are up and every address
     /// usable. Ignores the number of containers in `config`: there are two.
-    ///
-    /// # Errors
-    /// As [`Lab::new`](crate::Lab::new).
-    pub fn new(config: &LabConfig) -> Result<Self, LabError> {
+    pub fn new(config: &LabConfig) -> Result<Self> {
         let pair = Self { containers: Container::pair(config)? };
         wait_until_none(|| {
             let waiting = pair.containers.iter().map(Container::not_yet_up);
@@ -27,7 +24,6 @@ impl Pair {
     }
 
     /// Both containers.
-    #[must_use]
     pub fn containers(&self) -> &[Container; 2] {
         &self.containers
     }

@@ -2,7 +2,7 @@
 
 use crate::changes::Changes;
 use crate::container::Container;
-use crate::error::LabError;
+use crate::error::{LabError, Result};
 use crate::netns::Netns;
 use crate::tool;
 use std::fmt::Write;
@@ -97,28 +97,20 @@ pub struct Rule {
 
 impl Rule {
     /// Adds base chains of one family, each with its rules, one a line, which may name the two
-    /// counters.
-    ///
-    /// # Errors
-    /// There is no `nft`, or the kernel has no such chain.
-    ///
-    /// # Panics
-    /// If there is no chain.
-    pub fn new(netns: &Netns, chains: &[(Chain<'_>, &str)]) -> Result<Self, LabError> {
+    /// counters. Error: there is no `nft`, or the kernel has no such chain. Panics if there is no
+    /// chain.
+    pub fn new(netns: &Netns, chains: &[(Chain<'_>, &str)]) -> Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let (process, number) = (std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         Self::in_the_place_of(netns, &format!("rocinante_{process}_{number}"), chains)
     }
 
     /// As [`new`](Self::new), in the place of a table with this name that a process left behind.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
     pub fn in_the_place_of(
         netns: &Netns,
         name: &str,
         chains: &[(Chain<'_>, &str)],
-    ) -> Result<Self, LabError> {
+    ) -> Result<Self> {
         // With its own table, the rule can be removed without its handle.
         let table = format!("{} {name}", chains[0].0.family);
         let mut script = format!(
@@ -138,44 +130,35 @@ impl Rule {
         Ok(Self { netns: netns.clone(), table, changes })
     }
 
-    pub(super) fn count(host: &Netns, what: &Match) -> Result<Self, LabError> {
+    pub(super) fn count(host: &Netns, what: &Match) -> Result<Self> {
         // The priority puts it before the rules that drop.
         let chain = Chain { priority: -10, ..Chain::BRIDGE };
         Self::new(host, &[(chain, &format!("{} counter name hits accept", what.0))])
     }
 
-    pub(super) fn block(host: &Netns, what: &Match) -> Result<Self, LabError> {
+    pub(super) fn block(host: &Netns, what: &Match) -> Result<Self> {
         Self::new(host, &[(Chain::BRIDGE, &format!("{} counter name hits drop", what.0))])
     }
 
-    pub(super) fn lose(host: &Netns, what: &Match, percent: f64) -> Result<Self, LabError> {
+    pub(super) fn lose(host: &Netns, what: &Match, percent: f64) -> Result<Self> {
         Self::block(host, &what.clone().and(&one_in(percent)))
     }
 
     /// The packets that the counter `hits` has counted so far: those that a rule of the lab has
-    /// matched.
-    ///
-    /// # Errors
-    /// `nft` fails, or its output has an unknown form.
-    pub fn counter(&self) -> Result<Counter, LabError> {
+    /// matched. Error: `nft` fails, or its output has an unknown form.
+    pub fn counter(&self) -> Result<Counter> {
         self.counted("hits")
     }
 
     /// The same for the counter `name`: `hits` or `others`.
-    ///
-    /// # Errors
-    /// As [`counter`](Self::counter).
-    pub fn counted(&self, name: &str) -> Result<Counter, LabError> {
+    pub fn counted(&self, name: &str) -> Result<Counter> {
         let command = format!("nft -j list counter {} {name}", self.table);
         parse_counter(&self.netns.json(&command)?)
             .ok_or_else(|| LabError::Output { command, problem: "no counter in it".into() })
     }
 
-    /// Removes the rules.
-    ///
-    /// # Errors
-    /// `nft` fails.
-    pub fn remove(self) -> Result<(), LabError> {
+    /// Removes the rules. Error: `nft` fails.
+    pub fn remove(self) -> Result {
         self.changes.undo()
     }
 }

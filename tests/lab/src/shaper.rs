@@ -1,7 +1,7 @@
 //! Traffic shaping, by the host on its end of a container's veth and elsewhere.
 
 use crate::changes::Changes;
-use crate::error::LabError;
+use crate::error::{LabError, Result};
 use crate::netns::Netns;
 use crate::tool;
 use serde_json::Value;
@@ -51,11 +51,9 @@ pub struct Shaper {
 }
 
 impl Shaper {
-    /// A token bucket for packets that leave by `device`.
-    ///
-    /// # Errors
-    /// There is no `tc`, the kernel has no `sch_tbf`, or the device is shaped already.
-    pub fn tbf(netns: &Netns, device: &str, tbf: &Tbf) -> Result<Self, LabError> {
+    /// A token bucket for packets that leave by `device`. Error: there is no `tc`, the kernel has
+    /// no `sch_tbf`, or the device is shaped already.
+    pub fn tbf(netns: &Netns, device: &str, tbf: &Tbf) -> Result<Self> {
         let mut shaper = Self::nothing(netns, device, "tbf");
         shaper.bucket(tbf)?;
         Ok(shaper)
@@ -63,11 +61,9 @@ impl Shaper {
 
     /// An htb for packets that leave by `device`, with classes `1:10`, `1:20` and so on of these
     /// rates in bits per second. They may borrow from each other up to the bucket's rate. The first
-    /// class has the traffic that no rule gives to another.
-    ///
-    /// # Errors
-    /// There is no `tc`, the kernel has no `sch_htb`, or the device is shaped already.
-    pub fn htb(netns: &Netns, device: &str, all: &Tbf, rates: &[u64]) -> Result<Self, LabError> {
+    /// class has the traffic that no rule gives to another. Error: there is no `tc`, the kernel has
+    /// no `sch_htb`, or the device is shaped already.
+    pub fn htb(netns: &Netns, device: &str, all: &Tbf, rates: &[u64]) -> Result<Self> {
         let mut shaper = Self::nothing(netns, device, "htb");
         shaper.root("handle 1: htb default 10")?;
         let (ceil, burst) = (all.rate_bits, all.burst_bytes);
@@ -81,11 +77,9 @@ impl Shaper {
         Ok(shaper)
     }
 
-    /// A token bucket for packets that arrive by `device`: they are redirected to an ifb.
-    ///
-    /// # Errors
-    /// There is no `tc`, or the kernel has no ifb, `sch_ingress`, `act_mirred` or `sch_tbf`.
-    pub fn ifb(netns: &Netns, device: &str, mtu: u32, tbf: &Tbf) -> Result<Self, LabError> {
+    /// A token bucket for packets that arrive by `device`: they are redirected to an ifb. Error:
+    /// there is no `tc`, or the kernel has no ifb, `sch_ingress`, `act_mirred` or `sch_tbf`.
+    pub fn ifb(netns: &Netns, device: &str, mtu: u32, tbf: &Tbf) -> Result<Self> {
         const IFB: &str = "ifb0";
         let mut shaper = Self::nothing(netns, IFB, "tbf");
         let changes = &mut shaper.changes;
@@ -107,23 +101,21 @@ impl Shaper {
         Self { netns, device, kind, changes: Changes::default() }
     }
 
-    fn bucket(&mut self, tbf: &Tbf) -> Result<(), LabError> {
+    fn bucket(&mut self, tbf: &Tbf) -> Result {
         let Tbf { rate_bits, burst_bytes, limit_bytes } = tbf;
         self.root(&format!("tbf rate {rate_bits}bit burst {burst_bytes}b limit {limit_bytes}b"))
     }
 
     /// Gives the device this root discipline.
-    fn root(&mut self, discipline: &str) -> Result<(), LabError> {
+    fn root(&mut self, discipline: &str) -> Result {
         let device = &self.device;
         let add = format!("tc qdisc add dev {device} root {discipline}");
         self.changes.make(&self.netns, &add, &format!("tc qdisc del dev {device} root"))
     }
 
-    /// Its statistics so far, read from the kernel.
-    ///
-    /// # Errors
-    /// `tc` fails, or its output has an unknown form.
-    pub fn stats(&self) -> Result<ShaperStats, LabError> {
+    /// Its statistics so far, read from the kernel. Error: `tc` fails, or its output has an unknown
+    /// form.
+    pub fn stats(&self) -> Result<ShaperStats> {
         let (command, kind) = (format!("tc -s -j qdisc show dev {}", self.device), self.kind);
         parse_stats(&self.netns.json(&command)?, kind).ok_or_else(|| LabError::Output {
             command,
@@ -131,11 +123,8 @@ impl Shaper {
         })
     }
 
-    /// Removes the shaper. Packets in its queue are lost.
-    ///
-    /// # Errors
-    /// `tc` or `ip` fails.
-    pub fn remove(self) -> Result<(), LabError> {
+    /// Removes the shaper. Packets in its queue are lost. Error: `tc` or `ip` fails.
+    pub fn remove(self) -> Result {
         self.changes.undo()
     }
 }

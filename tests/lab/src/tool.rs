@@ -1,7 +1,7 @@
 //! Runs `ip`, `nft`, `tc` and `ethtool` inside a namespace, and reads their JSON.
 
 use crate::child::ChildGuard;
-use crate::error::LabError;
+use crate::error::{LabError, Result};
 use crate::netns::Netns;
 use serde_json::Value;
 use std::io::{self, Write};
@@ -14,20 +14,20 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Feeds `script` to `nft -f -`. The whole script takes effect, or nothing.
-pub(super) fn nft_script(netns: &Netns, script: &str) -> Result<(), LabError> {
+pub(super) fn nft_script(netns: &Netns, script: &str) -> Result {
     let mut command = command("nft", &["-f", "-"]);
     let output = netns.run(|| fed(&mut command, script.as_bytes(), LIMIT))??;
     succeeded(&command, &output).map(drop)
 }
 
 /// Runs a command line, whose words have no spaces. Returns its standard output if it succeeded.
-pub(super) fn run(netns: &Netns, line: &str) -> Result<String, LabError> {
+pub(super) fn run(netns: &Netns, line: &str) -> Result<String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     run_words(netns, &words)
 }
 
 /// The same with words of any kind. The first is the program.
-pub(super) fn run_words(netns: &Netns, words: &[&str]) -> Result<String, LabError> {
+pub(super) fn run_words(netns: &Netns, words: &[&str]) -> Result<String> {
     let mut command = command(words[0], &words[1..]);
     let output = netns.run(|| fed(&mut command, &[], LIMIT))??;
     succeeded(&command, &output)
@@ -35,7 +35,7 @@ pub(super) fn run_words(netns: &Netns, words: &[&str]) -> Result<String, LabErro
 
 /// Runs a command line that writes JSON. Returns `null` for no output at all (`ip -j` with nothing
 /// to list).
-pub(super) fn json(netns: &Netns, line: &str) -> Result<Value, LabError> {
+pub(super) fn json(netns: &Netns, line: &str) -> Result<Value> {
     let stdout = run(netns, line)?;
     if stdout.trim().is_empty() {
         return Ok(Value::Null);
@@ -53,7 +53,7 @@ pub(super) fn objects(list: &Value) -> impl Iterator<Item = &Value> {
 }
 
 /// Runs `command` to its end with no standard input.
-pub(super) fn output(command: &mut Command) -> Result<Output, LabError> {
+pub(super) fn output(command: &mut Command) -> Result<Output> {
     command.stdin(Stdio::null()).output().map_err(|error| cannot_start(command, error))
 }
 
@@ -88,7 +88,7 @@ fn search_path() -> String {
 }
 
 /// Runs `command` to its end with this input, for no longer than `limit`.
-fn fed(command: &mut Command, input: &[u8], limit: Duration) -> Result<Output, LabError> {
+fn fed(command: &mut Command, input: &[u8], limit: Duration) -> Result<Output> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = ChildGuard::spawn(command)?;
     let stdin = child.child_mut().stdin.take();
@@ -103,7 +103,7 @@ fn fed(command: &mut Command, input: &[u8], limit: Duration) -> Result<Output, L
     })
 }
 
-fn succeeded(command: &Command, output: &Output) -> Result<String, LabError> {
+fn succeeded(command: &Command, output: &Output) -> Result<String> {
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }

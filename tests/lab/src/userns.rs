@@ -1,6 +1,6 @@
 //! Rights: those of root, or of root in a user namespace.
 
-use crate::error::LabError;
+use crate::error::{LabError, Result};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{getegid, geteuid};
 use std::fs;
@@ -24,10 +24,8 @@ const CAP_SYS_ADMIN: u32 = 21;
 /// into a new user namespace in which the user is root.
 ///
 /// Call it at the start of `main`: the kernel refuses it once the process has a second thread.
-///
-/// # Errors
-/// User namespaces are not allowed here, or the process has several threads already.
-pub fn enter_user_namespace() -> Result<Privilege, LabError> {
+/// Error: user namespaces are not allowed here, or the process has several threads already.
+pub fn enter_user_namespace() -> Result<Privilege> {
     if let Some(privilege) = privilege() {
         return Ok(privilege);
     }

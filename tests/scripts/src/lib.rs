@@ -8,8 +8,6 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 // Lengths and PSNs of scripts are small.
-#![allow(clippy::cast_possible_truncation)]
-
 mod departures;
 mod execution;
 mod packet;

@@ -18,82 +18,47 @@ pub trait Subject {
 
     /// Takes the queue pair to RTS, starting from RESET; if it was connected before, it goes to
     /// RESET first. Old completions that were not polled are discarded, and old packets are
-    /// ignored.
-    ///
-    /// # Errors
-    /// The subject cannot do it; the same in all methods that follow.
+    /// ignored. Error: the subject cannot do it; the same in all methods that follow.
     fn connect(&mut self, options: &Options) -> Step;
 
     /// The number of the queue pair.
     fn qpn(&self) -> Qpn;
 
     /// Changes the state and no other attribute.
-    ///
-    /// # Errors
-    /// As [`connect`](Self::connect).
     fn modify(&mut self, state: QpState) -> Step;
 
     /// The state.
-    ///
-    /// # Errors
-    /// As [`connect`](Self::connect).
     fn state(&mut self) -> Step<QpState>;
 
     /// Registers zeroed memory; `foreign` means in another protection domain than the queue pair's.
     /// Regions are numbered from 0.
-    ///
-    /// # Errors
-    /// As [`connect`](Self::connect).
     fn register(&mut self, len: usize, access: Access, foreign: bool) -> Step<Remote>;
 
     /// Deregisters a region.
-    ///
-    /// # Errors
-    /// As [`connect`](Self::connect).
     fn deregister(&mut self, region: usize) -> Step;
 
     /// Changes bytes of a region, as the program would.
-    ///
-    /// # Errors
-    /// As [`connect`](Self::connect).
     fn store(&mut self, region: usize, offset: usize, bytes: &[u8]) -> Step;
 
     /// Reads bytes of a region.
-    ///
-    /// # Errors
-    /// As [`connect`](Self::connect).
     fn load(&mut self, range: Range) -> Step<Vec<u8>>;
 
     /// Posts a receive.
-    ///
-    /// # Errors
-    /// As [`connect`](Self::connect).
     fn post_recv(&mut self, wr_id: u64, ranges: &[Range]) -> Step;
 
     /// Posts a signaled request.
-    ///
-    /// # Errors
-    /// As [`connect`](Self::connect).
     fn post_send(&mut self, wr_id: u64, op: SendOp, ranges: &[Range], fence: bool) -> Step;
 
     /// The next completion. With `wait` it must come; otherwise only a completion that is already
     /// there is returned.
-    ///
-    /// # Errors
-    /// As [`connect`](Self::connect).
     fn completion(&mut self, wait: bool) -> Step<Option<Completion>>;
 
     /// Delivers a packet. With `seal`, its ICRC is computed first.
-    ///
-    /// # Errors
-    /// As [`connect`](Self::connect).
     fn receive(&mut self, packet: Vec<u8>, seal: bool) -> Step;
 
     /// The next packet from the queue pair. With `wait` it must come; otherwise only one that comes
-    /// within a moment is returned. Its ICRC is right.
-    ///
-    /// # Errors
-    /// As [`connect`](Self::connect); also if the ICRC is wrong.
+    /// within a moment is returned. Its ICRC is right. Error: as [`connect`](Self::connect); also
+    /// if the ICRC is wrong.
     fn say(&mut self, wait: bool) -> Step<Option<Vec<u8>>>;
 }
 

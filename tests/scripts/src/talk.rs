@@ -29,10 +29,7 @@ pub struct Talk<'a> {
 }
 
 impl<'a> Talk<'a> {
-    /// A talk with a subject that has no resources yet.
-    ///
-    /// # Errors
-    /// It cannot register memory.
+    /// A talk with a subject that has no resources yet. Error: it cannot register memory.
     pub fn new(subject: &'a mut dyn Subject) -> Step<Self> {
         let memory = subject.register(REGION, Access::ALL, false)?;
         Ok(Self { subject, options: Options::default(), memory, last: vec![] })

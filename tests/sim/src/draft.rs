@@ -89,12 +89,10 @@ impl World<'_> {
             self.tally.faults.garbage_remote += 1;
             bad = Some(WcStatus::RemInvReqErr);
         }
-        #[allow(clippy::cast_possible_truncation)]
         let mut data = vec![0; if op.has_result() { 0 } else { len as usize }];
         self.random.fill(&mut data);
         let through = way.filter(|way| way.pane).map(|way| way.rkey);
         let excused = way.is_some_and(|way| way.excused);
-        #[allow(clippy::cast_possible_truncation)]
         Some(Draft { op, model, len: len as u32, data, bad, overruns: 0, through, excused })
     }
 
@@ -168,7 +166,6 @@ impl World<'_> {
                 let level = self.random.of(&[FlushLevel::Range, FlushLevel::Region]);
                 let persistent = self.random.one_in(10);
                 let placement = if persistent { Placement::PERSISTENT } else { Placement::GLOBAL };
-                #[allow(clippy::cast_possible_truncation)]
                 let op = SendOp::Flush { remote, rkey, len: len as u32, placement, level };
                 plan(op, Op::Flush, 0, Access::FLUSH_GLOBAL, Some(Zone::Window), None)
             }

@@ -80,7 +80,6 @@ switches! {
     small_windows,
 }
 
-/// All features.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Features {
     pub(crate) faults: FaultClasses,

@@ -42,7 +42,6 @@ impl Gathered {
         self.turn();
         if self.together > 0 {
             let runs = (datagrams as u64).div_ceil(self.together);
-            #[allow(clippy::cast_possible_truncation)]
             engine.departed(runs as u32, datagrams as u32, bytes as u64);
         }
     }

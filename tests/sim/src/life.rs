@@ -26,7 +26,6 @@ impl World<'_> {
     /// An end, before it is connected.
     pub(crate) fn end(&mut self, host: usize, index: usize) -> End {
         let terms = self.terms([0; 2]);
-        #[allow(clippy::cast_possible_truncation)]
         let low = 0x100 + (self.ends.len() as u32) * self.apart();
         End {
             host,
@@ -67,7 +66,6 @@ impl World<'_> {
     /// A connection, before its first life.
     pub(crate) fn connection(&mut self) -> Connection {
         let (random, has) = (&mut self.random, self.has.policies);
-        #[allow(clippy::cast_possible_truncation)]
         let near_the_end = |n: u64| (0x100_0000 - n) as u32 & 0xff_ffff;
         let psn = [random.below(900), random.below(900)].map(near_the_end);
         let types = [QpType::Rc, QpType::Rc, QpType::Rc, QpType::Uc, QpType::Ud];
@@ -94,7 +92,6 @@ impl World<'_> {
         let access = Access::ALL.with(Access::FLUSH_GLOBAL).without(lacks);
         let (mtu, rnr_retry) = (Mtu::ALL[random.index(4)], random.of(&[0, 3, 7, 7, 7]));
         let terse = random.one_in(5) && has.policies.terse;
-        #[allow(clippy::cast_possible_truncation)]
         let mut small = |low: u64, high: u64| random.range(low, high) as u8;
         let terms = Terms {
             mtu,
@@ -142,7 +139,6 @@ impl World<'_> {
         let same = same && self.has.faults.same_psn;
         self.tally.faults.same_psn += u64::from(same);
         for psn in psn.iter_mut().filter(|_| !same) {
-            #[allow(clippy::cast_possible_truncation)]
             let step = APART + self.random.below(1 << 20) as u32;
             *psn = (*psn + step) & 0xff_ffff;
         }
@@ -292,9 +288,7 @@ impl World<'_> {
             send_cq: queue_of(end, false),
             recv_cq: queue_of(end, true),
             srq,
-            #[allow(clippy::cast_possible_truncation)]
             max_send_wr: DEPTH as u32,
-            #[allow(clippy::cast_possible_truncation)]
             max_recv_wr: DEPTH as u32,
             max_send_sge: SGES,
             max_recv_sge: SGES,
@@ -314,7 +308,6 @@ impl World<'_> {
         self.ends[end].dest = dest;
         let remote = self.ends[far].host;
         let budget = self.announced(remote);
-        #[allow(clippy::cast_possible_truncation)]
         let peer = PeerAddress {
             local: self.hosts[at].addr,
             remote: self.hosts[remote].addr,

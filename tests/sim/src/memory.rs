@@ -78,7 +78,6 @@ pub(crate) fn owner(at: u64, len: u64) -> Option<(usize, Zone, u64)> {
         let first = zone.offset();
         within >= first && within + len <= first + zone.len()
     })?;
-    #[allow(clippy::cast_possible_truncation)]
     let index = index as usize;
     Some((index, zone, within - zone.offset()))
 }
@@ -128,7 +127,6 @@ impl Ram {
         Self {
             // And two windows of each end.
             regions: RegionTable::new(ends * (Zone::ALL.len() + 2)),
-            #[allow(clippy::cast_possible_truncation)]
             arena: vec![0; ends * stride() as usize],
             registered: vec![[false; 5]; ends],
             effects: Vec::new(),
@@ -139,13 +137,11 @@ impl Ram {
     }
 
     pub(crate) fn slice(&self, at: u64, len: u64) -> &[u8] {
-        #[allow(clippy::cast_possible_truncation)]
         let (at, len) = (at as usize, len as usize);
         &self.arena[at..at + len]
     }
 
     pub(crate) fn slice_mut(&mut self, at: u64, len: u64) -> &mut [u8] {
-        #[allow(clippy::cast_possible_truncation)]
         let (at, len) = (at as usize, len as usize);
         &mut self.arena[at..at + len]
     }

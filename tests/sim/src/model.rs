@@ -14,7 +14,6 @@ use crate::windows::Pane;
 /// Index of an end among all. The other end of its connection differs only in the lowest bit.
 pub(crate) type EndId = usize;
 
-/// The other end.
 pub(crate) const fn peer(end: EndId) -> EndId {
     end ^ 1
 }

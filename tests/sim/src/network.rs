@@ -403,7 +403,6 @@ fn corrupt(packet: &mut Packet, v4: bool, random: &mut Random) {
 /// Changes a bit, but not in the one byte of the BTH that routers may change: the ICRC does not
 /// cover it, and nothing here reads it.
 fn flip(bytes: &mut [u8], bit: u64) {
-    #[allow(clippy::cast_possible_truncation)]
     let at = (bit / 8) as usize;
     let at = if at == MUTABLE { at + 1 } else { at };
     bytes[at] ^= 1 << (bit % 8);

@@ -16,16 +16,12 @@ impl Random {
 
     /// A number below `bound`, (nearly) uniform; 0 for 0.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        #[allow(clippy::cast_possible_truncation)]
-        let scaled = ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64;
-        scaled
+        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 
     /// As [`below`](Self::below), for indices.
     pub(crate) fn index(&mut self, bound: usize) -> usize {
-        #[allow(clippy::cast_possible_truncation)]
-        let index = self.below(bound as u64) as usize;
-        index
+        self.below(bound as u64) as usize
     }
 
     /// A number from `low` on, below `high`.
@@ -38,15 +34,12 @@ impl Random {
         n > 0 && self.below(n) == 0
     }
 
-    /// One of `choices`.
     pub(crate) fn of<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.index(choices.len())]
     }
 
     pub(crate) fn bits(&mut self) -> u32 {
-        #[allow(clippy::cast_possible_truncation)]
-        let bits = (self.next() >> 32) as u32;
-        bits
+        (self.next() >> 32) as u32
     }
 
     pub(crate) fn fill(&mut self, bytes: &mut [u8]) {

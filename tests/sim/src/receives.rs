@@ -150,7 +150,6 @@ impl World<'_> {
             let Host { engine: Some(engine), srqs, .. } = &mut self.hosts[host] else { continue };
             let srq = &mut srqs[at];
             if srq.id.is_none() {
-                #[allow(clippy::cast_possible_truncation)]
                 let init = SrqInit { pd: PdId(srq.pd), max_wr: srq.depth as u32, max_sge: SGES };
                 srq.id = Some(engine.create_srq(&init).ok_or("no shared receive queue")?);
                 self.tally.steps += 1;
@@ -218,7 +217,6 @@ impl World<'_> {
             () if limit > depth => Err(SrqError::Limit),
             () => Ok(()),
         };
-        #[allow(clippy::cast_possible_truncation)]
         let change = SrqChange { max_wr: Some(depth as u32), srq_limit: Some(limit as u32) };
         self.tally.steps += 1;
         let found = engine.modify_srq(id, &change);
@@ -260,7 +258,6 @@ impl World<'_> {
         }
         self.tally.steps += 1;
         if !full {
-            #[allow(clippy::cast_possible_truncation)]
             srqs[at].posted.push_back(Receive { id, list, room: room as u32, bad, slot });
             self.tally.ops += 1;
             self.tally.faults.garbage_receive += u64::from(garbage);

@@ -19,7 +19,6 @@ pub(crate) fn crowd(hosts: u64, random: &mut Random) -> u64 {
 
 /// A receive queue that holds next to nothing.
 fn small_budget(random: &mut Random) -> Budget {
-    #[allow(clippy::cast_possible_truncation)]
     let datagrams = random.range(1, 5) as u32;
     Budget { bytes: random.of(&[2_304, 5_000, 10_000, 40_000]), datagrams }
 }
@@ -49,7 +48,6 @@ impl World<'_> {
         config.split_writes &= has.policies.split_writes;
         config.advertise_credits &= has.policies.credits;
         if has.scarcity.small_windows {
-            #[allow(clippy::cast_possible_truncation)]
             let [window, reorder] =
                 [(1, 4), (0, 2)].map(|(low, high)| self.random.range(low, high) as u32);
             (config.window_max, config.quantum, config.reorder_packets_max) = (window, 1, reorder);

@@ -74,7 +74,6 @@ pub(crate) enum Step {
     Asking,
     /// It has received a request.
     Asked,
-    /// It has accepted.
     Accepted,
     /// Its request was accepted.
     Replied,
@@ -192,7 +191,6 @@ const ELSEWHERE: u8 = SLOT + 2;
 
 impl Desk {
     pub(crate) fn new(host: usize, crowd: bool, random: &mut Random) -> Self {
-        #[allow(clippy::cast_possible_truncation)]
         let mut code = |low: u64, high: u64| random.range(low, high) as u8;
         let config = CmConfig {
             ca_guid: host as u64 + 1000,

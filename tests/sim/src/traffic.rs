@@ -216,7 +216,6 @@ fn send_probes(engine: &mut Engine, addrs: &[IpAddr], sink: &mut Sink) -> bool {
 
 fn path_to(remote: IpAddr, addrs: &[IpAddr]) -> u32 {
     let path = addrs.iter().position(|addr| *addr == remote);
-    #[allow(clippy::cast_possible_truncation)]
     path.map_or(u32::MAX, |host| host as u32)
 }
 
@@ -264,7 +263,6 @@ impl TxSink for Sink {
 }
 
 pub(crate) fn address(host: u64, v6: bool) -> IpAddr {
-    #[allow(clippy::cast_possible_truncation)]
     let last = host as u8 + 1;
     if v6 {
         IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, u16::from(last)))

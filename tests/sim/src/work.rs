@@ -159,13 +159,11 @@ impl World<'_> {
         for _ in 0..self.random.below(u64::from(SGES)) {
             let part = self.random.below(left + 1);
             let hole = self.random.below(spare.min(64) + 1);
-            #[allow(clippy::cast_possible_truncation)]
             list.push((at, part as u32));
             at += part + hole;
             left -= part;
             spare -= hole;
         }
-        #[allow(clippy::cast_possible_truncation)]
         list.push((at, left as u32));
         list
     }
@@ -196,7 +194,6 @@ impl World<'_> {
             sges.iter_mut().for_each(|sge| sge.lkey = key);
         }
         self.tally.faults.garbage_receive += u64::from(garbage);
-        #[allow(clippy::cast_possible_truncation)]
         let receive = Receive { id, list, room: room as u32, bad, slot: 0 };
         let wr = RecvWr { wr_id: id, sges: &sges };
         self.tally.steps += 1;
@@ -368,7 +365,6 @@ impl World<'_> {
         self.settle(host, None)
     }
 
-    /// The domain of an end.
     pub(crate) fn domain(&self, end: EndId) -> PdId {
         PdId(self.ends[end].pd)
     }

@@ -122,7 +122,6 @@ impl<'a> World<'a> {
         let weather = Weather::storm(&mut random).only(&has.faults);
         let crowd = has.scarcity.crowd;
         let connections = if crowd { scarce::crowd(hosts, &mut random) } else { connections };
-        #[allow(clippy::cast_possible_truncation)]
         let network = Network::new(hosts as usize, !v6, weather);
         let mut world = Self {
             random,
@@ -149,7 +148,6 @@ impl<'a> World<'a> {
     fn furnish(&mut self, hosts: u64, connections: u64, v6: bool) {
         let mut addrs: Vec<IpAddr> = (0..hosts).map(|host| address(host, v6)).collect();
         self.pair_shards(&mut addrs);
-        #[allow(clippy::cast_possible_truncation)]
         let mut ends_of: Vec<Vec<EndId>> = vec![Vec::new(); hosts as usize];
         for _ in 0..connections {
             let first = self.random.index(ends_of.len());

@@ -238,10 +238,7 @@ pub fn unreliable_connections(on: On) {
     }
 }
 
-/// A SEND of some bytes from one side to the other, which arrives.
-///
-/// # Panics
-/// If it does not.
+/// A SEND of some bytes from one side to the other, which arrives. Panics if it does not.
 pub fn send(from: (&Side, &Connection), to: (&Side, &Connection)) {
     const LEN: usize = 10_000;
     let out = from.0.pd.allocate(LEN, Access::NONE).unwrap();

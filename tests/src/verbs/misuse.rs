@@ -289,10 +289,7 @@ pub fn a_completion_queue_that_overflows_breaks_its_queue_pairs(on: On) {
     a.succeed(1);
 }
 
-/// Objects of one device cannot be used with those of another.
-///
-/// # Panics
-/// If a check fails.
+/// Objects of one device cannot be used with those of another. Panics if a check fails.
 pub fn objects_of_two_devices_do_not_mix(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let [a, b] = &harness.sides;

@@ -169,10 +169,7 @@ pub struct Test {
 }
 
 impl Test {
-    /// Runs it.
-    ///
-    /// # Errors
-    /// The message of its panic.
+    /// Runs it. Error: the message of its panic.
     pub fn run(&self, on: On) -> Result<(), String> {
         catch_unwind(AssertUnwindSafe(|| (self.run)(on))).map_err(|panic| {
             let text = panic.downcast_ref::<String>().cloned();

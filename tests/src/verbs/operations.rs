@@ -12,8 +12,7 @@ macro_rules! cells {
     ($( $name:ident: $family:ident $mtu:ident; )*) => {$(
         #[doc = concat!("With ", stringify!($family), " and ", stringify!($mtu), ".")]
         ///
-        /// # Panics
-        /// If something is otherwise than it should be.
+        /// Panics if something is otherwise than it should be.
         pub fn $name(on: On) {
             if let On::Kernel(device) = &on {
                 crate::require!(device.address_of(Family::$family));
@@ -48,10 +47,7 @@ const LARGEST: usize = (1 << 20) + 3;
 /// Bytes around the target that must not change.
 const GUARD: usize = 64;
 
-/// Every operation at every size.
-///
-/// # Panics
-/// If something is otherwise than it should be.
+/// Every operation at every size. Panics if something is otherwise than it should be.
 pub fn run(setup: &Setup) {
     let harness = Harness::new(setup);
     let [a, b] = &harness.sides;

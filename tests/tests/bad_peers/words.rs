@@ -136,7 +136,6 @@ pub(super) fn nonsense() -> Vec<Trial> {
     trials(cases)
 }
 
-/// A hello with something changed.
 fn hello(text: &str, change: impl FnOnce(&mut Value)) -> String {
     let mut value: Value = serde_json::from_str(text).unwrap();
     change(&mut value);

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use nix::sys::signal::Signal;
 use rocinante_lab::{Container, LabConfig, Pair};
-use rocinante_tests::capi::{Library, has_librdmacm};
-use rocinante_tests::{require_lab, require_program, skip};
+use rocinante_tests::capi::{Library, librdmacm};
+use rocinante_tests::{require, require_lab, require_program};
 
 fn pair() -> Pair {
     Pair::new(&LabConfig::default()).unwrap()
@@ -28,9 +28,7 @@ fn a_refusal_changes_nothing() {
 #[test]
 fn ways_of_librdmacm_are_the_kernels() {
     require_lab!();
-    if !has_librdmacm() {
-        skip!("no librdmacm: apt install librdmacm-dev");
-    }
+    require!(librdmacm());
     let (library, pair) = (Library::new(), pair());
     let [a, b] = pair.containers();
     let ip = |at: &Container, words: &str| {

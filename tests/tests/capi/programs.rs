@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use rocinante_dropin::row::listens_on;
 use rocinante_lab::{Container, LabConfig, Pair};
-use rocinante_tests::capi::{Library, NOBODY, has_librdmacm};
+use rocinante_tests::capi::{Library, NOBODY, librdmacm};
 use rocinante_tests::harness::Backend;
 use rocinante_tests::running::{Done, Running};
-use rocinante_tests::{on_backends, require_backend, require_lab, require_program, skip};
+use rocinante_tests::{on_backends, require, require_backend, require_lab, require_program};
 
 /// Starts a ping-pong's client anew until its server listens, and returns the client's result.
 fn once_it_listens(mut client: impl FnMut() -> Running) -> Done {
@@ -358,9 +358,7 @@ fn a_bare_file_system_is_enough() {
 #[test]
 fn librdmacm_is_told_what_the_kernel_tells() {
     require_lab!();
-    if !has_librdmacm() {
-        skip!("no librdmacm: apt install librdmacm-dev");
-    }
+    require!(librdmacm());
     let (library, pair) = (Library::new(), pair());
     let [a, b] = pair.containers();
     let program = library.compiled("rdmacm.c", &["-lrdmacm", "-libverbs"]);
@@ -383,9 +381,7 @@ fn librdmacm_is_told_what_the_kernel_tells() {
 #[test]
 fn librdmacm_without_import_slots_is_named_in_the_log() {
     require_lab!();
-    if !has_librdmacm() {
-        skip!("no librdmacm: apt install librdmacm-dev");
-    }
+    require!(librdmacm());
     let (library, pair) = (Library::new(), pair());
     let [a, _] = pair.containers();
     let program = library.compiled("rdmacm.c", &["-lrdmacm", "-libverbs"]);
@@ -406,9 +402,7 @@ on_backends! {
 }
 
 fn ids_are_told_that_their_device_is_gone((user, backend): (u32, &str)) {
-    if !has_librdmacm() {
-        skip!("no librdmacm: apt install librdmacm-dev");
-    }
+    require!(librdmacm());
     let (library, pair) = (Library::new(), pair());
     let [a, _] = pair.containers();
     let program = library.compiled("rdmacm.c", &["-lrdmacm", "-libverbs"]);
@@ -426,9 +420,7 @@ fn ids_are_told_that_their_device_is_gone((user, backend): (u32, &str)) {
 #[test]
 fn commands_to_rdma_cm_that_make_no_sense_get_an_errno() {
     require_lab!();
-    if !has_librdmacm() {
-        skip!("no header files: apt install librdmacm-dev");
-    }
+    require!(librdmacm());
     let (library, pair) = (Library::new(), pair());
     let [a, _] = pair.containers();
     let program = library.compiled("ucma.c", &["-libverbs"]);

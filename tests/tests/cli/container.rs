@@ -159,7 +159,6 @@ impl Drop for Image {
     }
 }
 
-/// Where a program is.
 pub(super) fn found(program: &str) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap();
     let mut places = std::env::split_paths(&path).map(|directory| directory.join(program));

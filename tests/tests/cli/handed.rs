@@ -54,7 +54,6 @@ impl Agent {
         self.child.take().unwrap().kill();
     }
 
-    /// Its configuration.
     pub(super) fn config(&self) -> PathBuf {
         self.dir.join("agent.toml")
     }
@@ -64,7 +63,6 @@ impl Agent {
         self.dir.join("state")
     }
 
-    /// Its socket.
     pub(super) fn socket(&self) -> PathBuf {
         self.dir.join("socket/agent.sock")
     }

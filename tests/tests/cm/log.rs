@@ -32,7 +32,6 @@ const ENTRY: usize = size_of::<u64>();
 struct Peer {
     number: usize,
     connection: Connection,
-    /// Where its log is.
     log: (u64, Key),
 }
 

@@ -5,25 +5,37 @@ mod contexts;
 mod cuts;
 mod death;
 mod encrypted;
-mod errors;
 mod flood;
-mod flush;
 mod hostile;
 mod leaks;
 mod loss;
 mod many;
-mod mcast;
 mod memory;
 mod misuse;
-mod objects;
 mod operations;
 mod progress;
 mod rails;
 mod recognition;
-mod services;
 mod shards;
-mod srq;
 mod sysfs;
 mod threads;
 mod unreliable;
-mod windows;
+
+/// Tests of the API that have their modules in `rocinante_tests::verbs`.
+macro_rules! of_the_api {
+    ($( $module:ident: $($tests:ident)+; )+) => {$(
+        mod $module {
+            $( rocinante_tests::on_each_backend!($tests::*); )+
+        }
+    )+};
+}
+
+of_the_api! {
+    errors: errors;
+    flush: flush;
+    mcast: mcast;
+    objects: objects register;
+    services: services;
+    srq: srq;
+    windows: windows;
+}

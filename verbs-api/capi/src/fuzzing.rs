@@ -45,10 +45,7 @@ impl RdmaCm {
         Self(Arc::new(Ucma::with_devices(devices::limited(Some("lo")).unwrap_or_default())))
     }
 
-    /// A file's descriptor.
-    ///
-    /// # Errors
-    /// An errno.
+    /// A file's descriptor. Error: an errno.
     pub fn open(&self) -> Result<c_int, c_int> {
         self.0.open()
     }
@@ -59,10 +56,7 @@ impl RdmaCm {
     }
 
     /// Gives a command to a file. The command reads `memory` at every address of the program's
-    /// memory. Returns an answer and where in that memory it belongs.
-    ///
-    /// # Errors
-    /// An errno.
+    /// memory. Returns an answer and where in that memory it belongs. Error: an errno.
     pub fn command(&self, fd: c_int, bytes: &[u8], memory: &[u8]) -> Result<(u64, Vec<u8>), c_int> {
         let file = self.0.file(fd).ok_or(libc::EBADF)?;
         let done = self.0.command(&file, bytes, &Everywhere(memory));
@@ -70,7 +64,6 @@ impl RdmaCm {
     }
 
     /// The objects that are not closed and destroyed.
-    #[must_use]
     pub fn left(&self) -> Left {
         let [files, ids, groups, ports] = self.0.counts();
         Left { files, ids, groups, ports }

@@ -67,7 +67,6 @@ pub(crate) fn says(level: Level) -> bool {
     level <= log().level
 }
 
-/// Says a line.
 pub(crate) fn say(level: Level, line: Arguments<'_>) {
     if says(level) {
         print(line);

@@ -53,10 +53,7 @@ pub(crate) trait Memory {
     /// `EFAULT` unless `len` bytes can be read, or written if `writable`.
     fn check(&self, at: u64, len: usize, writable: bool) -> Outcome<()>;
 
-    /// Copies `len` bytes.
-    ///
-    /// # Errors
-    /// As [`check`](Self::check).
+    /// Copies `len` bytes. Error: as [`check`](Self::check).
     fn load(&self, at: u64, len: usize) -> Outcome<Vec<u8>>;
 }
 
@@ -162,11 +159,9 @@ impl Ucma {
     }
 
     /// Executes a command. One that makes something, or takes an event, does so only if the
-    /// program's memory takes the answer.
-    ///
-    /// # Errors
-    /// The kernel's; `EAGAIN` if there is no event to get. An unknown command is `ENOSYS` for every
-    /// number, where the kernel returns `EINVAL` behind the end of its table.
+    /// program's memory takes the answer. Error: the kernel's; `EAGAIN` if there is no event to
+    /// get. An unknown command is `ENOSYS` for every number, where the kernel returns `EINVAL`
+    /// behind the end of its table.
     pub(crate) fn command(
         self: &Arc<Self>,
         file: &Arc<File>,

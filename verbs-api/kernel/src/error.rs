@@ -79,7 +79,6 @@ pub(super) fn no_way(error: io::Error) -> VerbsError {
     VerbsError::Path(error)
 }
 
-/// There is no device of that name.
 pub(super) fn no_device(name: &str) -> VerbsError {
     let interfaces: Vec<String> =
         Interface::all().unwrap_or_default().into_iter().map(|interface| interface.name).collect();
@@ -124,7 +123,6 @@ pub(super) fn cannot_list(error: io::Error) -> VerbsError {
     )
 }
 
-/// The device cannot be opened.
 pub(super) fn cannot_open(device: &HardwareDevice, error: io::Error) -> VerbsError {
     // The library tries several ways, and reports the error of the last one.
     let (error, advice) = match device.file.as_deref().and_then(file_problem) {

@@ -92,9 +92,7 @@ struct Shared {
 
 impl Watcher {
     /// Watches until the source is readable, and then wakes its tasks, which have registered.
-    ///
-    /// # Errors
-    /// There are no descriptors or threads left, or the device has been removed.
+    /// Error: there are no descriptors or threads left, or the device has been removed.
     pub(super) fn watch(&self, source: Source) -> io::Result<()> {
         let mut thread = self.thread.lock();
         let shared = match &*thread {

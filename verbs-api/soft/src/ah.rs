@@ -92,7 +92,6 @@ fn spread(path: &PeerPath) -> u32 {
 /// `rdma_flow_label_to_udp_sport`.
 pub(super) fn spec(local: IpAddr, path: &PeerPath, label: u32) -> PathSpec {
     let label = if path.flow_label == 0 { label } else { path.flow_label & 0xf_ffff };
-    #[allow(clippy::cast_possible_truncation)]
     let low = ((label & 0x3fff) ^ (label >> 14)) as u16;
     PathSpec {
         local,

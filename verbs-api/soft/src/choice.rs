@@ -21,9 +21,7 @@ pub enum BackendChoice {
 
 impl BackendChoice {
     /// The backend to use, or `None` for the best. `variable` is the value of `NETDEV_VARIABLE`.
-    ///
-    /// # Errors
-    /// The variable decides and names no backend.
+    /// Error: the variable decides and names no backend.
     pub(crate) fn settle(self, variable: Option<&OsStr>) -> Result<Option<Backend>, VerbsError> {
         match self {
             Self::Only(backend) => Ok(Some(backend)),

@@ -25,7 +25,7 @@ use super::sidr::Services;
 use super::{Device, Settings, gone};
 use crate::model::error::VerbsError;
 use crate::provider::mailbox::Mailbox;
-use crate::provider::manager::{Breaks, Chosen, ListensTo, Manager, Place};
+use crate::provider::manager::{Breaks, Chosen, ListensTo, Manager, Place, WithMailbox};
 use crate::provider::random::random;
 use crate::provider::trace;
 use crate::provider::wakers::Woken;
@@ -52,7 +52,6 @@ impl Post {
     }
 
     /// All that its tables hold, for tests of leaks.
-    #[must_use]
     pub fn held(&self) -> usize {
         let listening = self.listeners.len() + self.claims.len() + self.claimed.len();
         listening + self.conns.len() + self.asked.len() + self.services.owners().count()
@@ -284,9 +283,8 @@ impl Device {
     }
 
     /// This process has a port of the connection manager on an address as `claim` says from now on.
-    ///
-    /// # Errors
-    /// `EADDRINUSE`: another process is in the way. None is for a device that shares no address.
+    /// Error: `EADDRINUSE`: another process is in the way. None is for a device that shares no
+    /// address.
     pub fn claim_port(&self, address: IpAddr, port: u32, claim: PortClaim) -> io::Result<()> {
         self.slots.as_ref().map_or(Ok(()), |slots| slots.claim_port(address, port, claim))
     }
@@ -372,11 +370,7 @@ impl Device {
 }
 
 impl Manager for Device {
-    fn listen(
-        &self,
-        place: Place,
-        to: ListensTo,
-    ) -> Result<(ListenerId, Arc<Mailbox>), VerbsError> {
+    fn listen(&self, place: Place, to: ListensTo) -> WithMailbox<ListenerId> {
         let space = match to {
             ListensTo::Connections => PortSpace::Tcp,
             ListensTo::Datagrams => PortSpace::Udp,
@@ -400,11 +394,7 @@ impl Manager for Device {
         shard.serve_cm(now);
     }
 
-    fn connect(
-        &self,
-        ask: &Connect<'_>,
-        _qp: Option<Weak<dyn Breaks>>,
-    ) -> Result<(ConnId, Arc<Mailbox>), VerbsError> {
+    fn connect(&self, ask: &Connect<'_>, _qp: Option<Weak<dyn Breaks>>) -> WithMailbox<ConnId> {
         let mailbox = Arc::new(Mailbox::default());
         Ok((self.connect_into(ask, mailbox.clone())?, mailbox))
     }
@@ -460,14 +450,8 @@ impl Manager for Device {
         Ok(self.with_cm(|cm, now| cm.answer(now, ask, answer, private))?)
     }
 
-    fn resolve(
-        &self,
-        local: IpAddr,
-        peer: SocketAddr,
-        private: &[u8],
-    ) -> Result<(SidrQueryId, Arc<Mailbox>), VerbsError> {
+    fn resolve(&self, local: IpAddr, peer: SocketAddr, private: &[u8]) -> WithMailbox<SidrQueryId> {
         let service = ServiceId::of_port(PortSpace::Udp, peer.port());
-        #[allow(clippy::cast_possible_truncation)]
         let source_port = 0x8000 | random()? as u16;
         let mailbox = Arc::new(Mailbox::default());
         let way = (local, peer.ip());

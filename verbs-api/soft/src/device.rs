@@ -25,7 +25,6 @@ use crate::model::qp::{PeerPath, QpInfo};
 use crate::model::resources::Resources;
 use crate::provider::wakers::Wakers;
 
-/// A shard's counters.
 pub(super) fn counted(shard: &Shard) -> DeviceCounters {
     DeviceCounters {
         transport: *shard.engine.counters(),

@@ -167,7 +167,6 @@ impl QpShared {
 }
 
 impl Backlog {
-    #[allow(clippy::cast_possible_truncation)]
     pub(super) fn stage_send(&mut self, wr: &SendWr<'_>) {
         let (sges, inline) = match wr.data {
             SendData::Sges(list) => {
@@ -183,7 +182,6 @@ impl Backlog {
         self.staged.push(Staged::Send { wr_id: wr.wr_id, op: wr.op, sges, inline, flags });
     }
 
-    #[allow(clippy::cast_possible_truncation)]
     pub(super) fn stage_recv(&mut self, wr: &RecvWr<'_>) {
         self.sges.extend_from_slice(wr.sges);
         self.staged.push(Staged::Recv { wr_id: wr.wr_id, sges: wr.sges.len() as u32 });

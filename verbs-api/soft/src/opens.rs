@@ -81,11 +81,8 @@ impl Drop for Claim {
     }
 }
 
-/// The device `key` if it is open and `suits`, or else the one that `start` starts.
-///
-/// # Errors
-/// Those of `suits` and of `start`; a device with some of these addresses is open, or this one is
-/// broken.
+/// The device `key` if it is open and `suits`, or else the one that `start` starts. Error: those of
+/// `suits` and of `start`; a device with some of these addresses is open, or this one is broken.
 pub fn open(
     key: Option<Key>,
     suits: impl FnOnce(&Hca) -> Result<(), VerbsError>,

@@ -7,10 +7,8 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::model::error::VerbsError;
 
-/// Starts a thread, pinned to `cpu` if that is given.
-///
-/// # Errors
-/// The system has no more threads, or this process may not use the processor.
+/// Starts a thread, pinned to `cpu` if that is given. Error: the system has no more threads, or
+/// this process may not use the processor.
 pub(super) fn spawn(
     name: &str,
     cpu: Option<usize>,

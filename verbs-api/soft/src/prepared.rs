@@ -63,10 +63,8 @@ impl Prepared {
         }
     }
 
-    /// Opens the device, or joins the contexts of this process that have it open.
-    ///
-    /// # Errors
-    /// A later call may succeed.
+    /// Opens the device, or joins the contexts of this process that have it open. Error: a later
+    /// call may succeed.
     pub fn open(&self) -> Result<Arc<Device>, VerbsError> {
         let (choice, events) = ((self.backend, self.shards), self.events.clone());
         self.wishes.start(&self.iface, (&self.addresses(), self.are_all), choice, events)

@@ -59,7 +59,6 @@ impl Turns {
         Self { publisher, shard, due, row: 0, pds: 0 }
     }
 
-    /// Whether it is time.
     #[inline]
     pub(super) fn is_due(&self, now: Time) -> bool {
         now >= self.due

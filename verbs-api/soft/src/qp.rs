@@ -156,7 +156,6 @@ impl Qp {
     fn path_spec(&self, local: IpAddr, path: &PeerPath, dest: Option<Qpn>) -> PathSpec {
         let dest = dest.unwrap_or_default().value();
         let product = u64::from(self.qpn.value()) * u64::from(dest);
-        #[allow(clippy::cast_possible_truncation)]
         let folded = (product ^ (product >> 20) ^ (product >> 40)) as u32;
         ah::spec(local, path, folded & 0xf_ffff)
     }

@@ -78,10 +78,7 @@ pub const SHARDS_VARIABLE: &str = "ROCINANTE_SHARDS";
 pub const KEEP_ALIVE_VARIABLE: &str = "ROCINANTE_KEEP_ALIVE";
 
 impl Wishes {
-    /// Checks the options, and opens nothing.
-    ///
-    /// # Errors
-    /// An option is out of range.
+    /// Checks the options, and opens nothing. Error: an option is out of range.
     pub fn prepare(
         self,
         iface: &Interface,
@@ -102,10 +99,8 @@ impl Wishes {
         Prepared::new(self, (backend, shards), iface, (addresses, are_all))
     }
 
-    /// As [`prepare`](Self::prepare), for an interface with all its addresses.
-    ///
-    /// # Errors
-    /// As there; or no interface has the name.
+    /// As [`prepare`](Self::prepare), for an interface with all its addresses. Error: as there; or
+    /// no interface has the name.
     pub fn prepare_interface(self, name: &str) -> Result<Prepared, VerbsError> {
         let iface = Interface::by_name(name).map_err(|error| match error.kind() {
             ErrorKind::NotFound => VerbsError::NoDevice(format!("the name {name:?}")),
@@ -115,10 +110,8 @@ impl Wishes {
         self.prepare(&iface, &addresses, true)
     }
 
-    /// Opens a device over an existing port, such as one of the simulator's.
-    ///
-    /// # Errors
-    /// The operating system has no descriptors or threads left.
+    /// Opens a device over an existing port, such as one of the simulator's. Error: the operating
+    /// system has no descriptors or threads left.
     pub fn open_port(
         self,
         name: &str,

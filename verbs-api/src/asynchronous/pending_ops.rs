@@ -87,10 +87,8 @@ impl Drop for Own {
 }
 
 impl PendingOps {
-    /// For a queue pair that completes to these queues.
-    ///
-    /// # Errors
-    /// One of them has a channel, or another `PendingOps`.
+    /// For a queue pair that completes to these queues. Error: one of them has a channel, or
+    /// another `PendingOps`.
     pub(super) fn new([send, recv]: [&Cq; 2]) -> Result<Arc<Self>, VerbsError> {
         let mut cqs = vec![Own::new(send)?];
         if recv != send {

@@ -68,7 +68,6 @@ impl Connecting {
         let options = params.options;
         let mtu = options.mtu.unwrap_or(endpoint.mtu).min(endpoint.mtu);
         let (serve, ask) = (options.max_dest_rd_atomic, options.max_rd_atomic);
-        #[allow(clippy::cast_possible_truncation)]
         let source_port = 0x8000 | random()? as u16;
         let ask = Connect {
             local: endpoint.address,

@@ -28,10 +28,7 @@ impl Inbox {
         Self { manager, mailbox }
     }
 
-    /// The next event, if there is one.
-    ///
-    /// # Errors
-    /// The reason why no more will come.
+    /// The next event, if there is one. Error: the reason why no more will come.
     pub(super) fn pop(&self) -> Result<Option<CmEvent>, VerbsError> {
         self.mailbox.pop()
     }

@@ -44,7 +44,6 @@ impl Pages {
         unsafe { side.pd.register(self.at(0), self.count * self.page, access) }
     }
 
-    /// Unmaps a page.
     fn unmap(&self, page: usize) {
         // SAFETY: Rust refers to nothing there.
         unsafe { mm::munmap(self.at(page).cast(), self.page).unwrap() };

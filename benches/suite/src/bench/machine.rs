@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::rows::Standing;
 use crate::workers::Ticks;
 use rocinante_cli::cores;
-use rocinante_cli::output::Failure;
+use rocinante_cli::output::Result;
 
 /// The machine on which the figures were measured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -87,7 +87,7 @@ pub(super) struct Calibration {
 /// The beginning of a run.
 pub(super) struct Begun {
     mode: Mode,
-    ticks: Result<Ticks, Failure>,
+    ticks: Result<Ticks>,
 }
 
 /// The speed of a run's end may differ by this factor from that of its beginning.
@@ -163,7 +163,6 @@ const SLOWNESS_MAX: f64 = 10.0;
 impl Mode {
     /// The slowness of this processor: its time divided by an ordinary processor's. An emulated
     /// processor is slow. 1 if it is less than twice as slow.
-    #[must_use]
     pub(super) fn slowness(&self) -> f64 {
         let times = self.memcpy_ns / ORDINARY_COPY_NS;
         if times < 2.0 { 1.0 } else { times.min(SLOWNESS_MAX) }

@@ -8,7 +8,7 @@ use plotters::prelude::*;
 use super::plan::{LINK_MTU, MTU};
 use super::rows::{Key, Row};
 use crate::workers::Measure;
-use rocinante_cli::output::Failure;
+use rocinante_cli::output::{Failure, Result};
 
 /// A line of a plot: points of size and value.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,11 +57,8 @@ pub(super) fn lines(rows: &[Row], measure: Measure) -> Vec<Line> {
     lines
 }
 
-/// Writes a plot of `lines`, both axes logarithmic.
-///
-/// # Errors
-/// The file cannot be written.
-pub(super) fn write(path: &Path, title: &str, lines: &[Line]) -> Result<(), Failure> {
+/// Writes a plot of `lines`, both axes logarithmic. Error: the file cannot be written.
+pub(super) fn write(path: &Path, title: &str, lines: &[Line]) -> Result {
     draw(path, title, lines)
         .map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))
 }

@@ -7,23 +7,16 @@ use super::goals::{self, Judged};
 use super::rows::Row;
 use super::run::Bench;
 use super::{plot, table};
-use rocinante_cli::output::Failure;
+use rocinante_cli::output::{Failure, Result};
 
 /// File names in a report. The plots have names of their own.
 const TEXT: &str = "report.md";
 const ROWS: &str = "rows.jsonl";
 const SAMPLES: &str = "samples.jsonl";
 
-/// Writes the report to the directory `dir`, and creates it first if it is missing.
-///
-/// # Errors
-/// A file that cannot be written, and why.
-pub(super) fn write(
-    dir: &Path,
-    bench: &Bench,
-    rows: &[Row],
-    goals: &[Judged],
-) -> Result<(), Failure> {
+/// Writes the report to the directory `dir`, and creates it first if it is missing. Error: a file
+/// that cannot be written, and why.
+pub(super) fn write(dir: &Path, bench: &Bench, rows: &[Row], goals: &[Judged]) -> Result {
     let failed = |path: &Path, error: std::io::Error| {
         Failure::Failed(format!("--report: {}: {error}", path.display()))
     };

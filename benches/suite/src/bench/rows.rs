@@ -55,7 +55,6 @@ pub(super) struct Tcp {
     pub(super) write_size: usize,
 }
 
-/// One value.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Sample {
     /// The run, counted from 1.

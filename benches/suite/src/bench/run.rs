@@ -14,7 +14,7 @@ use crate::workers::{
     Carrier, Congestion, Device, Figure, Link, Measure, Outcome, PlaceArgs, Places, Provider, Step,
     Work,
 };
-use rocinante_cli::output::{Failure, Output};
+use rocinante_cli::output::{Failure, Output, Result};
 
 /// Time limits of one run. A run that needs less leaves the rest to the next.
 const TIME_MAX: Duration = Duration::from_secs(4 * 60);
@@ -49,7 +49,7 @@ impl Bench {
         ports: bool,
         slowness: f64,
         out: Output,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self> {
         let time = runs * if quick { TIME_MAX_QUICK } else { TIME_MAX };
         Ok(Self {
             begin: Instant::now(),
@@ -143,8 +143,7 @@ impl Bench {
         self.notes.iter().map(|note| format!("- {note}\n")).collect()
     }
 
-    /// All rows.
-    pub(super) fn finish(&mut self) -> Result<Vec<Row>, Failure> {
+    pub(super) fn finish(&mut self) -> Result<Vec<Row>> {
         if self.rows.is_empty() {
             let why = if self.notes.is_empty() {
                 "there is nothing of that name".to_owned()
@@ -272,12 +271,7 @@ impl Bench {
     }
 
     /// What `carrier` carries without a protocol.
-    fn carried(
-        &self,
-        link: Link,
-        carrier: Carrier,
-        tasks: Vec<Task>,
-    ) -> Result<Vec<(Task, Raw)>, Failure> {
+    fn carried(&self, link: Link, carrier: Carrier, tasks: Vec<Task>) -> Result<Vec<(Task, Raw)>> {
         let tally = Tally::file();
         let tally = tally.map_err(|error| Failure::Failed(format!("the tally: {error}")))?;
         // The processes have the same user and the same mount namespace.
@@ -289,7 +283,7 @@ impl Bench {
         }
     }
 
-    fn ours(&self, cell: &Cell, provider: Provider) -> Result<Vec<Figure>, Failure> {
+    fn ours(&self, cell: &Cell, provider: Provider) -> Result<Vec<Figure>> {
         let mut device = provider.device(&self.place)?;
         if let Device::Software { small_buffers, .. } = &mut device {
             *small_buffers = cell.small_buffers;
@@ -302,7 +296,7 @@ impl Bench {
         self.figures(cell.link, &work)
     }
 
-    fn figures_of(&self, link: Link, rival: &Rival) -> Result<Vec<Figure>, Failure> {
+    fn figures_of(&self, link: Link, rival: &Rival) -> Result<Vec<Figure>> {
         let work = match (rival.peer, rival.mode(), rival.cc, &rival.steps[..]) {
             (Peer::QuinnUdp, .., steps) => {
                 let carried = self.carried(link, Carrier::QuinnUdp, rival.tasks())?;
@@ -322,7 +316,7 @@ impl Bench {
         self.figures(link, &work)
     }
 
-    fn figures(&self, link: Link, work: &Work) -> Result<Vec<Figure>, Failure> {
+    fn figures(&self, link: Link, work: &Work) -> Result<Vec<Figure>> {
         match self.places.run(link, work)? {
             Outcome::Figures(figures) => Ok(figures),
             Outcome::Raw(_) => Err(Failure::Failed("it measured a raw baseline".into())),

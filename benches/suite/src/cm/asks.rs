@@ -9,7 +9,7 @@ use rocinante::cm::{Connecting, Connection, Params};
 use rocinante::exchange::Exchange;
 
 use super::{Args, Maker, Memory, Report, grown, holdings};
-use rocinante_cli::output::{Failure, Output};
+use rocinante_cli::output::{Failure, Output, Result};
 use rocinante_cli::session::address;
 
 /// Time in which the server has to appear.
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const SILENCE: Duration = Duration::from_secs(20);
 
 /// Measures with the server at `host`.
-pub(super) fn ask(args: &Args, host: IpAddr, out: Output) -> Result<Report, Failure> {
+pub(super) fn ask(args: &Args, host: IpAddr, out: Output) -> Result<Report> {
     let server = args.at(host);
     let local = args.bind.map_or_else(|| address::towards(server), Ok)?;
     let ctx = args.device.open(local, out)?;
@@ -77,14 +77,14 @@ struct Rate {
 
 impl Asker {
     /// Requests a connection, and returns the time of the request.
-    fn start(&self) -> Result<(Connecting, Instant), Failure> {
+    fn start(&self) -> Result<(Connecting, Instant)> {
         let (qp, now) = (self.maker.make()?, Instant::now());
         Ok((Connecting::start(qp, self.server, &Params::default())?, now))
     }
 
     /// Makes connections for `time`, and ends each as soon as it is established. Then waits until
     /// the last has ended.
-    fn make_and_end(&self, time: Duration, at_a_time: u32) -> Result<Rate, Failure> {
+    fn make_and_end(&self, time: Duration, at_a_time: u32) -> Result<Rate> {
         let begin = Instant::now();
         let mut latency = Histogram::new_with_max(60_000_000_000, 3).expect("three digits");
         let mut making: Vec<(Connecting, Instant)> = Vec::new();
@@ -122,7 +122,7 @@ impl Asker {
     }
 
     /// Makes `count` connections and keeps them.
-    fn hold(&self, count: u32, at_a_time: u32) -> Result<Vec<Connection>, Failure> {
+    fn hold(&self, count: u32, at_a_time: u32) -> Result<Vec<Connection>> {
         let mut held = Vec::with_capacity(count as usize);
         let mut making: VecDeque<Connecting> = VecDeque::new();
         let mut last = Instant::now();

@@ -6,7 +6,7 @@ use rocinante::cm::{Connecting, Connection, Listener, Params};
 use rocinante::exchange::Exchange;
 
 use super::{Args, Maker, Plan, address, grown, holdings};
-use rocinante_cli::output::{Failure, Output};
+use rocinante_cli::output::{Failure, Output, Result};
 
 /// Longest time without progress.
 const SILENCE: Duration = Duration::from_secs(20);
@@ -14,7 +14,7 @@ const SILENCE: Duration = Duration::from_secs(20);
 const ROUNDS: u32 = 256;
 
 /// Serves one client.
-pub(super) fn serve(args: &Args, out: Output) -> Result<(), Failure> {
+pub(super) fn serve(args: &Args, out: Output) -> Result {
     let local = args.bind.map_or_else(address::only, Ok)?;
     let ctx = args.device.open(local, out)?;
     let listener = Listener::bind(&ctx, args.at(local), 4096)?;
@@ -64,7 +64,7 @@ struct Server {
 
 impl Server {
     /// Accepts every connection until the client says `words`.
-    fn until(&mut self, exchange: &mut Exchange, words: &str) -> Result<(), Failure> {
+    fn until(&mut self, exchange: &mut Exchange, words: &str) -> Result {
         let mut rounds = 0u32;
         let mut active = Instant::now();
         loop {
@@ -91,7 +91,7 @@ impl Server {
     }
 
     /// Continues until there are `count` connections and none is being made.
-    fn until_there_are(&mut self, count: usize) -> Result<(), Failure> {
+    fn until_there_are(&mut self, count: usize) -> Result {
         let begin = Instant::now();
         while !self.making.is_empty() || self.made.len() != count {
             self.round()?;
@@ -107,7 +107,7 @@ impl Server {
     }
 
     /// Drives everything once. Returns whether something changed.
-    fn round(&mut self) -> Result<bool, Failure> {
+    fn round(&mut self) -> Result<bool> {
         self.maker.ctx.progress();
         let before = (self.making.len(), self.made.len());
         while let Some(request) = self.listener.try_request()? {

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::figure::FigureKey;
 use crate::workers::Provider;
 use rocinante_cli::measure::Spread;
-use rocinante_cli::output::{Failure, digits};
+use rocinante_cli::output::{Failure, Result, digits};
 
 /// All figures that were measured.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl Comparison {
     }
 
     /// Fails if there is nothing to compare.
-    pub(super) fn check(&self) -> Result<(), Failure> {
+    pub(super) fn check(&self) -> Result {
         let left = self.providers.iter().filter(|provider| !self.is_skipped(**provider)).count();
         if left >= 2 && !self.figures.is_empty() {
             return Ok(());

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-use rocinante_cli::output::Failure;
+use rocinante_cli::output::{Failure, Result};
 use rocinante_lab::{ChildGuard, Lab};
 
 const PROGRAM: &str = "rocinante-agent";
@@ -20,7 +20,7 @@ pub(super) struct Agent {
 
 impl Agent {
     /// Starts the agent, and waits until programs can connect.
-    pub(super) fn start(lab: &Lab) -> Result<Self, Failure> {
+    pub(super) fn start(lab: &Lab) -> Result<Self> {
         let program = std::env::current_exe().map(|program| program.with_file_name(PROGRAM));
         let program = program.map_err(|error| Failure::Failed(error.to_string()))?;
         if !program.exists() {
@@ -48,7 +48,6 @@ impl Agent {
         Ok(agent)
     }
 
-    /// The path of its socket.
     pub(super) fn socket(&self) -> PathBuf {
         self.dir.join("agent.sock")
     }

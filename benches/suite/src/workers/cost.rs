@@ -6,10 +6,10 @@ use std::path::Path;
 
 use nix::sys::resource::{UsageWho, getrusage};
 
-use rocinante_cli::output::Failure;
+use rocinante_cli::output::{Failure, Result};
 
 /// Processor time of this process in seconds, in user and kernel mode.
-pub(super) fn own() -> Result<f64, Failure> {
+pub(super) fn own() -> Result<f64> {
     let usage = getrusage(UsageWho::RUSAGE_SELF);
     let usage = usage.map_err(|error| Failure::Failed(format!("getrusage: {error}")))?;
     let seconds =
@@ -18,7 +18,7 @@ pub(super) fn own() -> Result<f64, Failure> {
 }
 
 /// Number of the machine's processors.
-pub(super) fn online() -> Result<usize, Failure> {
+pub(super) fn online() -> Result<usize> {
     let lines = read("/proc/stat")?;
     let count = lines.lines().filter(|line| {
         line.strip_prefix("cpu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
@@ -27,14 +27,14 @@ pub(super) fn online() -> Result<usize, Failure> {
 }
 
 /// Seconds since the machine started that all processors were idle or waiting for a disk, in sum.
-pub(super) fn idle() -> Result<f64, Failure> {
+pub(super) fn idle() -> Result<f64> {
     let per_second = rustix::param::clock_ticks_per_second() as f64;
     Ok(Ticks::now()?.idle as f64 / per_second)
 }
 
 /// Seconds since the machine started that all processors spent in softirqs, in sum. The kernel
 /// books them apart from the processes that they interrupt if it has `CONFIG_IRQ_TIME_ACCOUNTING`.
-pub(super) fn softirq() -> Result<f64, Failure> {
+pub(super) fn softirq() -> Result<f64> {
     let per_second = rustix::param::clock_ticks_per_second() as f64;
     Ok(Ticks::now()?.softirq as f64 / per_second)
 }
@@ -51,7 +51,7 @@ pub(crate) struct Ticks {
 }
 
 impl Ticks {
-    pub(crate) fn now() -> Result<Self, Failure> {
+    pub(crate) fn now() -> Result<Self> {
         Self::parse(&read("/proc/stat")?)
             .ok_or_else(|| Failure::Failed("/proc/stat has no times of the processors".into()))
     }
@@ -80,7 +80,7 @@ impl Ticks {
 }
 
 /// Resident bytes of this process.
-pub(crate) fn resident() -> Result<u64, Failure> {
+pub(crate) fn resident() -> Result<u64> {
     let statm = read("/proc/self/statm")?;
     let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
     let pages =
@@ -93,7 +93,7 @@ const OF_DEVICES: &str = "roce-";
 
 /// How often the threads of this process's devices went to sleep, which is how often they were
 /// woken (`proc_pid_status(5)`).
-pub(super) fn naps() -> Result<u64, Failure> {
+pub(super) fn naps() -> Result<u64> {
     let failed = |error: io::Error| Failure::Failed(format!("/proc/self/task: {error}"));
     let mut naps = 0;
     for task in fs::read_dir("/proc/self/task").map_err(failed)? {
@@ -110,7 +110,7 @@ fn naps_of(task: &Path) -> Option<u64> {
     is_of_device.then(|| field("voluntary_ctxt_switches:")?.parse().ok())?
 }
 
-fn read(path: &str) -> Result<String, Failure> {
+fn read(path: &str) -> Result<String> {
     fs::read_to_string(path).map_err(|error| Failure::Failed(format!("{path}: {error}")))
 }
 

@@ -14,7 +14,7 @@ use super::ours::{PATIENCE, WARM_UP, in_bulk};
 use rocinante_cli::measure::{
     FlowPlan, Flowed, Idle, Lane, Lanes, MeasureError, Receive, Side, Until, serve,
 };
-use rocinante_cli::output::Failure;
+use rocinante_cli::output::Result;
 use rocinante_cli::session::join::QKEY;
 
 /// Receives of the queue pair.
@@ -28,7 +28,7 @@ pub(super) fn rate(
     side: Side,
     step: &Step,
     exchange: &mut Exchange,
-) -> Result<Option<Figure>, Failure> {
+) -> Result<Option<Figure>> {
     let time = Duration::from_secs_f64(step.seconds);
     let bulk = in_bulk(step, 1, Until::Time(WARM_UP + time + LONGER));
     let stride = (GRH_LEN + step.size).next_multiple_of(64);

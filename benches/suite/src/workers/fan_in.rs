@@ -19,7 +19,7 @@ use super::job::PORT;
 use super::measure::{Figure, Measure, Step};
 use super::ours::{PATIENCE, QUEUED, in_bulk, jain};
 use rocinante_cli::measure::{Connected, Connecting, End, MeasureError, Until, bulk};
-use rocinante_cli::output::Failure;
+use rocinante_cli::output::{Failure, Result};
 
 /// The most senders, and the namespaces that they and the receiver have.
 pub(crate) const SENDERS_MAX: u32 = 64;
@@ -75,7 +75,7 @@ pub(super) fn receive(
     (mtu, senders): (u32, u32),
     step: &Step,
     patience: Duration,
-) -> Result<Vec<Figure>, Failure> {
+) -> Result<Vec<Figure>> {
     let failed = |error: std::io::Error| Failure::Failed(format!("the exchange: {error}"));
     let listener = TcpListener::bind(SocketAddr::from((local, PORT))).map_err(failed)?;
     let mut peers = Vec::new();
@@ -120,13 +120,7 @@ fn figures(step: &Step, sent: &[Sent], broken: usize) -> Vec<Figure> {
     figures
 }
 
-/// A sender.
-pub(super) fn send(
-    ctx: Context,
-    mtu: u32,
-    step: &Step,
-    exchange: &mut Exchange,
-) -> Result<(), Failure> {
+pub(super) fn send(ctx: Context, mtu: u32, step: &Step, exchange: &mut Exchange) -> Result {
     let connected = Connected::new(ctx, &connecting(mtu, step), exchange)?;
     let window: Window = hear(exchange)?;
     let channel = Some(connected.channel());
@@ -157,11 +151,11 @@ fn connecting(mtu: u32, step: &Step) -> Connecting {
     }
 }
 
-fn say(exchange: &mut Exchange, what: &impl Serialize) -> Result<(), Failure> {
+fn say(exchange: &mut Exchange, what: &impl Serialize) -> Result {
     Ok(exchange.say(&serde_json::to_string(what).expect("figures are JSON"))?)
 }
 
-fn hear<T: DeserializeOwned>(exchange: &mut Exchange) -> Result<T, Failure> {
+fn hear<T: DeserializeOwned>(exchange: &mut Exchange) -> Result<T> {
     let line = exchange.hear()?;
     let heard = serde_json::from_str(&line);
     Ok(heard.map_err(|_| exchange.error(format_args!("it sent {line}")))?)

@@ -9,7 +9,7 @@ use rocinante::{ConnectOptions, Context};
 use super::cost;
 use super::measure::{Figure, Measure, Step};
 use rocinante_cli::measure::{Connected, Connecting, Side};
-use rocinante_cli::output::Failure;
+use rocinante_cli::output::Result;
 
 /// Depth of each send queue and each receive queue.
 const DEPTH: u32 = 16;
@@ -25,7 +25,7 @@ pub(super) fn measure(
     (mtu, qps): (u32, u32),
     step: &Step,
     exchange: &mut Exchange,
-) -> Result<Vec<Figure>, Failure> {
+) -> Result<Vec<Figure>> {
     let how = Connecting {
         options: ConnectOptions::default().mtu(Mtu::from_bytes(mtu)),
         qps,

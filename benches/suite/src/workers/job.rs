@@ -20,7 +20,7 @@ use super::raw::Carrier;
 use super::{fan_in, idle, ours, peers, raw};
 use rocinante_cli::cores;
 use rocinante_cli::measure::Side;
-use rocinante_cli::output::Failure;
+use rocinante_cli::output::{Failure, Result};
 use rocinante_lab::exit_with_parent;
 
 /// TCP port of the exchange between the two processes. It must differ from those of `perf`,
@@ -98,7 +98,6 @@ pub struct WorkerArgs {
 }
 
 /// Runs one process of a measurement. Prints its results to standard output.
-#[must_use]
 pub fn run_worker(args: &WorkerArgs) -> ExitCode {
     exit_with_parent();
     let result = serde_json::from_str::<Job>(&args.job)
@@ -171,7 +170,7 @@ impl Work {
 }
 
 impl Job {
-    fn run(&self) -> Result<Outcome, Failure> {
+    fn run(&self) -> Result<Outcome> {
         self.settle();
         if let Some(program) = self.program() {
             return Err(replaced_by(program));
@@ -198,7 +197,7 @@ impl Job {
         Ok(outcome)
     }
 
-    fn outcome(&self, ctx: Option<Context>, exchange: &mut Exchange) -> Result<Outcome, Failure> {
+    fn outcome(&self, ctx: Option<Context>, exchange: &mut Exchange) -> Result<Outcome> {
         let (side, ends) = (self.side, (self.local, self.remote));
         let mut figures = Vec::new();
         match (&self.work, ctx) {
@@ -250,7 +249,7 @@ impl Job {
         }
     }
 
-    fn open(&self) -> Result<Option<Context>, Failure> {
+    fn open(&self) -> Result<Option<Context>> {
         let (Work::Verbs { device, .. } | Work::FanIn { device, .. }) = &self.work else {
             return Ok(None);
         };
@@ -313,7 +312,7 @@ impl Job {
 }
 
 /// This thread and those that it starts have no rights any more.
-fn drop_capabilities() -> Result<(), Failure> {
+fn drop_capabilities() -> Result {
     let none = CapabilitySet::empty();
     let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
     set_capabilities(None, sets)
@@ -327,6 +326,6 @@ fn replaced_by(mut program: Command) -> Failure {
     Failure::Failed(format!("cannot start {name}: {error}: install it"))
 }
 
-pub(super) fn backend(name: &str) -> Result<Backend, Failure> {
+pub(super) fn backend(name: &str) -> Result<Backend> {
     name.parse().map_err(Failure::Failed)
 }

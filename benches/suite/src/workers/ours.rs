@@ -15,7 +15,7 @@ use rocinante_cli::measure::{
     bulk_with_shares, histogram, post_receives, receive_bulk, round_trips, round_trips_apart,
     send_latency, serve, write_latency,
 };
-use rocinante_cli::output::Failure;
+use rocinante_cli::output::Result;
 
 /// Longest time without progress.
 pub(super) const PATIENCE: Duration = Duration::from_secs(15);
@@ -53,7 +53,7 @@ impl OpenDevice {
         (mtu, qps): (u32, u32),
         steps: &[Step],
         exchange: &mut Exchange,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self> {
         let half = steps.iter().map(|step| step.size).fold(HALF, usize::max);
         let sends = if qps == 1 { DEPTH } else { SENDS_OF_MANY };
         let how = Connecting {
@@ -70,11 +70,7 @@ impl OpenDevice {
     }
 
     /// Does a step together with the other side. Returns the figures on the first side.
-    pub(super) fn step(
-        &self,
-        exchange: &mut Exchange,
-        step: &Step,
-    ) -> Result<Vec<Figure>, Failure> {
+    pub(super) fn step(&self, exchange: &mut Exchange, step: &Step) -> Result<Vec<Figure>> {
         if step.measure == Measure::UdRate {
             let figure = datagrams::rate(self.connected.ctx(), self.side, step, exchange)?;
             return Ok(figure.into_iter().collect());
@@ -111,7 +107,7 @@ impl OpenDevice {
         exchange: &mut Exchange,
         step: &Step,
         until: Until,
-    ) -> Result<Vec<Figure>, Failure> {
+    ) -> Result<Vec<Figure>> {
         let round_trip = match step.measure {
             Measure::ReadLat
             | Measure::ReadLatPassive
@@ -144,7 +140,7 @@ impl OpenDevice {
     }
 
     /// Warms up, and then measures.
-    fn flow(&self, ends: &[End<'_>], what: &Bulk) -> Result<Flow, Failure> {
+    fn flow(&self, ends: &[End<'_>], what: &Bulk) -> Result<Flow> {
         let (begin, softirq) = (cost::own()?, cost::softirq()?);
         let warm_up = Bulk { until: Until::Time(WARM_UP), ..*what };
         let (before, _) = bulk_with_shares(ends, &warm_up, |_| ())?;
@@ -163,7 +159,7 @@ impl OpenDevice {
         ends: &[End<'_>],
         exchange: &mut Exchange,
         step: &Step,
-    ) -> Result<Vec<Figure>, Failure> {
+    ) -> Result<Vec<Figure>> {
         let begin = cost::own()?;
         let mut gbps = 0.0;
         match step.measure {
@@ -244,7 +240,7 @@ impl Flow {
     }
 }
 
-fn receive_answer(exchange: &mut Exchange) -> Result<Answered, Failure> {
+fn receive_answer(exchange: &mut Exchange) -> Result<Answered> {
     let line = exchange.hear()?;
     let answered = serde_json::from_str(&line);
     Ok(answered.map_err(|_| exchange.error(format_args!("it sent {line}")))?)

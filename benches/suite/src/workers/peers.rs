@@ -14,7 +14,7 @@ use super::cost;
 use super::measure::{Figure, Measure, Step};
 use super::ours::{WARM_UP, per_core};
 use rocinante_cli::measure::{Side, histogram, record};
-use rocinante_cli::output::Failure;
+use rocinante_cli::output::{Failure, Result};
 
 /// Bytes of the memory that a stream is sent from or received into.
 const REGION: usize = 4 << 20;
@@ -84,7 +84,7 @@ pub(super) fn tcp(
     exchange: &mut Exchange,
     mode: TcpMode,
     step: &Step,
-) -> Result<Vec<Figure>, Failure> {
+) -> Result<Vec<Figure>> {
     let in_tcp = failed("TCP");
     let mut stream = match side {
         Side::First => {
@@ -283,7 +283,7 @@ pub(super) fn udp(
     (local, remote): (IpAddr, IpAddr),
     exchange: &mut Exchange,
     step: &Step,
-) -> Result<Option<Figure>, Failure> {
+) -> Result<Option<Figure>> {
     let in_udp = failed("UDP");
     let socket = UdpSocket::bind((local, PORT)).map_err(&in_udp)?;
     socket.connect((remote, PORT)).map_err(&in_udp)?;
@@ -292,7 +292,7 @@ pub(super) fn udp(
     exchange.barrier("bound")?;
     let time = Duration::from_secs_f64(step.seconds);
     let value = if step.measure == Measure::WakeUp {
-        let mut round_trip = |sleeps: bool| -> Result<Option<f64>, Failure> {
+        let mut round_trip = |sleeps: bool| -> Result<Option<f64>> {
             exchange.barrier("question")?;
             socket.set_nonblocking(side == Side::First || !sleeps).map_err(&in_udp)?;
             let apart = Some(PAUSE).filter(|_| side == Side::First);
@@ -333,7 +333,7 @@ pub(super) fn pause(time: Duration) {
 
 /// The figures of one stream in iperf3's report: its goodput, and the processor time of both ends
 /// per 10⁹ bytes.
-pub(super) fn iperf3_figures(report: &str, step: &Step) -> Result<Vec<Figure>, Failure> {
+pub(super) fn iperf3_figures(report: &str, step: &Step) -> Result<Vec<Figure>> {
     let what = |why: &dyn std::fmt::Display| Failure::Failed(format!("iperf3: {why}: {report}"));
     let json: Value = serde_json::from_str(report).map_err(|error| what(&error))?;
     let end = &json["end"];
@@ -353,7 +353,7 @@ pub(super) fn iperf3_figures(report: &str, step: &Step) -> Result<Vec<Figure>, F
 }
 
 /// The figures of a ping-pong in sockperf's report, which are halves of round trips.
-pub(super) fn sockperf_figures(report: &str, step: &Step) -> Result<Vec<Figure>, Failure> {
+pub(super) fn sockperf_figures(report: &str, step: &Step) -> Result<Vec<Figure>> {
     let percentile = |of: &str| {
         let (_, rest) = report.split_once(&format!("percentile {of} ="))?;
         rest.split_whitespace().next()?.parse::<f64>().ok()

@@ -14,7 +14,7 @@ use super::peers::{iperf3_figures, sockperf_figures};
 use rocinante::device::AGENT_VARIABLE;
 use rocinante_cli::devices::is_soft_roce;
 use rocinante_cli::measure::Side;
-use rocinante_cli::output::Failure;
+use rocinante_cli::output::{Failure, Result};
 use rocinante_lab::{
     ChildGuard, Container, Lab, LabConfig, LabError, Pair, kill_children_on_signal,
 };
@@ -50,7 +50,7 @@ impl PlaceArgs {
     }
 
     /// The RDMA devices of both sides.
-    pub(crate) fn devices(&self) -> Result<[String; 2], Failure> {
+    pub(crate) fn devices(&self) -> Result<[String; 2]> {
         self.devices.clone().try_into().map_err(|_| {
             let why = "the provider hw needs --devices with the RDMA devices of --local and --remote: \
                        `rocinante devices` lists them";
@@ -141,7 +141,7 @@ impl Place {
         }
     }
 
-    fn spawn(&self, index: usize, command: &mut Command) -> Result<ChildGuard, Failure> {
+    fn spawn(&self, index: usize, command: &mut Command) -> Result<ChildGuard> {
         let child = match self.containers().get(index) {
             Some(container) => container.spawn(command),
             None => ChildGuard::spawn(command),
@@ -181,7 +181,7 @@ const ATTEMPTS_MAX: u32 = 20;
 impl Places {
     /// Creates namespaces if no addresses are given. From now on, signals end this process and all
     /// its children.
-    pub(crate) fn new(args: &PlaceArgs) -> Result<Self, Failure> {
+    pub(crate) fn new(args: &PlaceArgs) -> Result<Self> {
         kill_children_on_signal().map_err(|error| Failure::Failed(error.to_string()))?;
         let urgent = !args.patient && !args.is_soft_roce();
         let here = match (args.local, args.remote) {
@@ -209,7 +209,7 @@ impl Places {
     }
 
     /// Makes sure that there is a place with `link` and this many namespaces.
-    pub(crate) fn prepare(&mut self, link: Link, namespaces: u8) -> Result<(), Failure> {
+    pub(crate) fn prepare(&mut self, link: Link, namespaces: u8) -> Result {
         if link.is_plain() {
             return Ok(());
         }
@@ -236,7 +236,7 @@ impl Places {
 
     /// Runs all processes of `work` to their end, over a link that is [`prepare`](Self::prepare)d.
     /// Returns the results.
-    pub(crate) fn run(&self, link: Link, work: &Work) -> Result<Outcome, Failure> {
+    pub(crate) fn run(&self, link: Link, work: &Work) -> Result<Outcome> {
         match work {
             Work::Iperf3(_, step) => {
                 let report = self.program(link, work)?;
@@ -271,7 +271,7 @@ impl Places {
     }
 
     /// Runs one receiver and its senders. The receiver has the results.
-    fn fan_in(&self, link: Link, work: &Work) -> Result<Outcome, Failure> {
+    fn fan_in(&self, link: Link, work: &Work) -> Result<Outcome> {
         let receiver = self.start(link, work, Side::Second, 0)?;
         let sender = |number| self.start(link, work, Side::First, number as usize);
         let senders = (0..work.leaders()).map(sender).collect::<Result<Vec<_>, _>>()?;
@@ -291,7 +291,7 @@ impl Places {
 
     /// Runs the client of another program, whose server does not end by itself. The client does not
     /// wait for the server: it is started again while it is refused. Returns its report.
-    fn program(&self, link: Link, work: &Work) -> Result<String, Failure> {
+    fn program(&self, link: Link, work: &Work) -> Result<String> {
         let _server = self.start(link, work, Side::Second, 0)?;
         let mut attempts = 0;
         loop {
@@ -309,7 +309,7 @@ impl Places {
         }
     }
 
-    fn finish(&self, work: &Work, child: ChildGuard) -> Result<Output, Failure> {
+    fn finish(&self, work: &Work, child: ChildGuard) -> Result<Output> {
         let output = child.wait_with_output(self.limit(work));
         output.map_err(|error| Failure::Failed(error.to_string()))
     }
@@ -321,13 +321,7 @@ impl Places {
     }
 
     /// Starts one process. Of several that lead, it is that of this `number`.
-    fn start(
-        &self,
-        link: Link,
-        work: &Work,
-        side: Side,
-        number: usize,
-    ) -> Result<ChildGuard, Failure> {
+    fn start(&self, link: Link, work: &Work, side: Side, number: usize) -> Result<ChildGuard> {
         let place = match (&self.hardware, work.is_hardware()) {
             (Some(hardware), true) => hardware,
             _ if link.is_plain() => &self.software,
@@ -353,7 +347,7 @@ impl Places {
 }
 
 /// The results that a process printed.
-fn outcome(output: &Output) -> Result<Outcome, Failure> {
+fn outcome(output: &Output) -> Result<Outcome> {
     serde_json::from_slice(&output.stdout).map_err(|error| Failure::Failed(error.to_string()))
 }
 

@@ -4,7 +4,7 @@ use rocinante::device::Backend;
 
 use super::job::Device;
 use super::place::PlaceArgs;
-use rocinante_cli::output::Failure;
+use rocinante_cli::output::Result;
 
 /// The provider that carries the requests of a measurement.
 #[derive(
@@ -32,11 +32,9 @@ pub enum Provider {
 impl Provider {
     const ALL: [Self; 4] = [Self::Hw, Self::Udp, Self::Packet, Self::Afxdp];
 
-    /// The `given` providers. By default, all that are available with the named devices.
-    ///
-    /// # Errors
-    /// The kernel provider (`hw`) is wanted, but no devices are named.
-    pub(crate) fn wanted(given: &[Self], place: &PlaceArgs) -> Result<Vec<Self>, Failure> {
+    /// The `given` providers. By default, all that are available with the named devices. Error: the
+    /// kernel provider (`hw`) is wanted, but no devices are named.
+    pub(crate) fn wanted(given: &[Self], place: &PlaceArgs) -> Result<Vec<Self>> {
         let mut wanted = given.to_vec();
         if given.is_empty() {
             let can_be = |one: &Self| *one != Self::Hw || !place.devices.is_empty();
@@ -62,7 +60,6 @@ impl Provider {
     }
 
     /// Its name on the command line.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Hw => "hw",
@@ -98,7 +95,7 @@ impl Provider {
     }
 
     /// The device to measure.
-    pub(crate) fn device(self, place: &PlaceArgs) -> Result<Device, Failure> {
+    pub(crate) fn device(self, place: &PlaceArgs) -> Result<Device> {
         match self.backend_name() {
             Some(backend) => {
                 let handed = matches!(self, Self::Handed | Self::HandedAfxdp);

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::job::backend;
 use rocinante_cli::measure::Side;
-use rocinante_cli::output::Failure;
+use rocinante_cli::output::{Failure, Result};
 
 /// The carrier of the packets: it sends and receives them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,7 +35,7 @@ pub(super) fn run(
     tally: &Path,
     tasks: &[Task],
     exchange: &mut Exchange,
-) -> Result<Vec<Raw>, Failure> {
+) -> Result<Vec<Raw>> {
     let (IpAddr::V4(v4), IpAddr::V4(to)) = (local, remote) else {
         return Err(Failure::Failed(
             "raw baselines are measured over IPv4: give IPv4 addresses".into(),
@@ -89,7 +89,7 @@ fn linked<P: Port>(
     parts: Result<Vec<Parts>, OpenError>,
     assemble: fn(Parts) -> Result<P, OpenError>,
     flow: Flow,
-) -> Result<PortLink<P>, Failure> {
+) -> Result<PortLink<P>> {
     let port = parts.and_then(|mut parts| assemble(parts.remove(0)));
     PortLink::new(port.map_err(|error| failed(&error))?, flow).map_err(|error| failed(&error))
 }
@@ -101,7 +101,7 @@ struct Both<'a> {
 }
 
 impl Both<'_> {
-    fn drive(&self, mut link: impl Link, exchange: &mut Exchange) -> Result<Vec<Raw>, Failure> {
+    fn drive(&self, mut link: impl Link, exchange: &mut Exchange) -> Result<Vec<Raw>> {
         let why = |error: std::io::Error| Failure::Failed(format!("the tally: {error}"));
         let file = File::options().read(true).write(true).open(self.tally).map_err(why)?;
         let tally = Tally::map(&file).map_err(why)?;

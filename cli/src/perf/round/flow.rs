@@ -7,7 +7,7 @@ use rocinante::exchange::Exchange;
 use super::so_far::SoFar;
 use super::{PATIENCE, Round};
 use crate::measure::{
-    BulkOp, BulkResult, FlowPlan, Flowed, Idle, Lane, Lanes, MeasureError, Receive, Until,
+    BulkOp, BulkResult, FlowPlan, Flowed, Idle, Lane, Lanes, MeasureError, Receive, Result, Until,
 };
 use crate::perf::test::Test;
 use crate::session::join::Target;
@@ -72,7 +72,7 @@ impl Round<'_> {
         what: &FlowPlan,
         exchange: &mut Exchange,
         so_far: &mut SoFar,
-    ) -> Result<(), MeasureError> {
+    ) -> Result {
         // A first poll may find many messages at once, and all of them took time.
         let begin = Instant::now();
         let result = |flowed: &Flowed| {
@@ -131,7 +131,7 @@ impl Words {
         exchange: &mut Exchange,
         flowed: &Flowed,
         idle: Duration,
-    ) -> Result<bool, MeasureError> {
+    ) -> Result<bool> {
         if flowed.all_sent && !self.said {
             self.say(exchange, flowed.sent)?;
         }
@@ -144,13 +144,13 @@ impl Words {
         Ok(self.said && self.theirs.is_some_and(late))
     }
 
-    fn say(&mut self, exchange: &mut Exchange, sent: u64) -> Result<(), MeasureError> {
+    fn say(&mut self, exchange: &mut Exchange, sent: u64) -> Result {
         self.said = true;
         Ok(exchange.say(&format!("sent {sent}"))?)
     }
 
     /// Number of messages that the peer sent. Waits for its report.
-    fn close(mut self, exchange: &mut Exchange, sent: u64) -> Result<u64, MeasureError> {
+    fn close(mut self, exchange: &mut Exchange, sent: u64) -> Result<u64> {
         if !self.said {
             self.say(exchange, sent)?;
         }
@@ -165,14 +165,14 @@ impl Words {
 }
 
 /// Tells the peer a number, and returns the peer's.
-fn tell_number(exchange: &mut Exchange, what: &str, own: u64) -> Result<u64, MeasureError> {
+fn tell_number(exchange: &mut Exchange, what: &str, own: u64) -> Result<u64> {
     exchange.say(&format!("{what} {own}"))?;
     let line = exchange.hear()?;
     number(exchange, what, &line)
 }
 
 /// The number in the peer's report.
-fn number(exchange: &Exchange, what: &str, line: &str) -> Result<u64, MeasureError> {
+fn number(exchange: &Exchange, what: &str, line: &str) -> Result<u64> {
     let number = line.strip_prefix(what).and_then(|rest| rest.trim_start().parse().ok());
     number.ok_or_else(|| {
         exchange

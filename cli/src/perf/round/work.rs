@@ -4,7 +4,7 @@ use rocinante::exchange::Exchange;
 
 use super::so_far::SoFar;
 use super::{Round, SPREAD};
-use crate::measure::{self, BulkOp, End, MeasureError, Pinging, RoundTrip, Side, Times, Until};
+use crate::measure::{self, BulkOp, End, Pinging, Result, RoundTrip, Side, Times, Until};
 use crate::perf::interval::Timed;
 use crate::perf::test::{Atomic, Test};
 
@@ -19,7 +19,7 @@ impl Round<'_> {
         ends: &[End<'_>],
         exchange: &mut Exchange,
         so_far: &mut SoFar,
-    ) -> Result<(), MeasureError> {
+    ) -> Result {
         match (self.flow(), self.test.bulk(self.plan.atomic)) {
             (Some((lanes, what)), _) => self.flow_by(&lanes, &what, exchange, so_far)?,
             (None, Some(BulkOp::Send)) if !self.how.client => {
@@ -56,7 +56,7 @@ impl Round<'_> {
         exchange: &mut Exchange,
         until: Until,
         times: &mut impl Times,
-    ) -> Result<(), MeasureError> {
+    ) -> Result {
         let side = if self.how.client { Side::First } else { Side::Second };
         match self.test {
             Test::WriteLat => {

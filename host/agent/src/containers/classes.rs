@@ -29,7 +29,6 @@ pub(super) fn subject<'a>(
 }
 
 impl Container {
-    /// Its class in this configuration.
     pub(super) fn class(&self, config: &Config) -> ClassStatus {
         let of = subject(&self.name, self.introduced.as_ref(), &self.sources);
         match config.bounds(&of) {

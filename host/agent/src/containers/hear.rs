@@ -13,11 +13,9 @@ use crate::links::{WayOut, way_out};
 /// The subject of an announcement about a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum HeardOf {
-    /// The host's end of one.
     HostEnd(u32),
     /// The interface of one, in its namespace.
     Elsewhere(NsId, u32),
-    /// Any of them.
     Anything,
 }
 

@@ -24,9 +24,7 @@ impl About {
 
 impl Containers {
     /// Makes the interface of a container known, or all that leave it. Returns the host's end.
-    ///
-    /// # Errors
-    /// The reason why the agent does not serve it. Then the interface is as before.
+    /// Error: the reason why the agent does not serve it. Then the interface is as before.
     pub(crate) fn introduce(
         &self,
         namespace: &Namespace,
@@ -77,10 +75,8 @@ impl Containers {
     }
 
     /// The host's end of such an interface, if the program is there and the container is known. Its
-    /// MTU and its own rates are those of `about`, if that has any.
-    ///
-    /// # Errors
-    /// The reason why there is none.
+    /// MTU and its own rates are those of `about`, if that has any. Error: the reason why there is
+    /// none.
     pub(crate) fn introduced(
         &self,
         namespace: &Namespace,

@@ -34,11 +34,8 @@ impl Before<'_> {
 }
 
 impl Containers {
-    /// Gives both ends of a container's veth this MTU.
-    ///
-    /// # Errors
-    /// The refusal to send: the bridge of the host's end or an uplink has less, or the kernel's.
-    /// Then both ends are as before.
+    /// Gives both ends of a container's veth this MTU. Error: the refusal to send: the bridge of
+    /// the host's end or an uplink has less, or the kernel's. Then both ends are as before.
     pub(super) fn set_mtu<'a>(
         &self,
         namespace: &'a Namespace,

@@ -72,10 +72,7 @@ impl Room<'_> {
     }
 
     /// Notes the ports for which it was reserved, which are about to be handed over. From then on
-    /// they count themselves.
-    ///
-    /// # Errors
-    /// What to answer: the container has gone meanwhile.
+    /// they count themselves. Error: what to answer: the container has gone meanwhile.
     pub(crate) fn fill(
         mut self,
         sockets: BTreeSet<u64>,
@@ -110,10 +107,8 @@ pub(crate) struct PortId {
 }
 
 impl Containers {
-    /// Reserves room for the ports of a request, and says how large they may be.
-    ///
-    /// # Errors
-    /// What to answer if there is none.
+    /// Reserves room for the ports of a request, and says how large they may be. Error: what to
+    /// answer if there is none.
     pub(crate) fn reserve(
         &self,
         end: &HostEnd,

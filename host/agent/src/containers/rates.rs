@@ -66,10 +66,7 @@ impl Inner {
 
 impl Containers {
     /// Puts the rates of a container in force at its host's end, whose turn this thread has. Where
-    /// they are, it repairs a missing part.
-    ///
-    /// # Errors
-    /// The refusal to send: they do not bind.
+    /// they are, it repairs a missing part. Error: the refusal to send: they do not bind.
     pub(super) fn shape(&self, end: u32) -> Result<(), Refused> {
         let config = self.config();
         let inner = self.lock();

@@ -36,7 +36,6 @@ impl Containers {
         }
     }
 
-    /// The memory for rings.
     pub(crate) fn ring_memory(&self) -> RingMemory {
         let config = self.config();
         let inner = self.lock();

@@ -22,10 +22,8 @@ use crate::offline;
 /// The longest that the agent may take for a line: the kernel takes a program off in milliseconds.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Prints how the agent is and its containers, or one of them: in words, or as JSON.
-///
-/// # Errors
-/// No agent runs with this configuration, or it does not answer; or it has no such container.
+/// Prints how the agent is and its containers, or one of them: in words, or as JSON. Error: no
+/// agent runs with this configuration, or it does not answer; or it has no such container.
 pub fn status(config: &Config, name: Option<&str>, as_json: bool) -> Result<(), AgentError> {
     let Some(connection) = connected(&path(&config.state))? else {
         return Err(AgentError::new("no agent runs", "start it, or see state in agent.toml"));
@@ -49,10 +47,8 @@ pub fn status(config: &Config, name: Option<&str>, as_json: bool) -> Result<(), 
 }
 
 /// Takes the programs off the hosts' ends of a container, or of all, and forgets them. It prints a
-/// line for each. Works with and without an agent.
-///
-/// # Errors
-/// Some stay, for they have ports and `force` is not set; or there is no such container.
+/// line for each. Works with and without an agent. Error: some stay, for they have ports and
+/// `force` is not set; or there is no such container.
 pub fn release(config: &Config, name: Option<&str>, force: bool) -> Result<(), AgentError> {
     let mut kept = 0;
     let mut each = |reply| match reply {
@@ -78,25 +74,19 @@ pub fn release(config: &Config, name: Option<&str>, force: bool) -> Result<(), A
 
 /// Has the agent with this control socket know a container before it runs: from then on only the
 /// addresses that it has now leave it. Returns the name of the host's end; `None` if no agent runs.
-///
-/// # Errors
-/// The agent does not serve it, or does not answer.
+/// Error: the agent does not serve it, or does not answer.
 pub fn introduce(control: &Path, about: &About) -> Result<Option<String>, AgentError> {
     of_container(control, Verb::Introduce, about)
 }
 
-/// The host's end of a container that the agent knows and guards; `None` if no agent runs.
-///
-/// # Errors
-/// The agent does not know it, does not serve it, or does not answer.
+/// The host's end of a container that the agent knows and guards; `None` if no agent runs. Error:
+/// the agent does not know it, does not serve it, or does not answer.
 pub fn is_introduced(control: &Path, about: &About) -> Result<Option<String>, AgentError> {
     of_container(control, Verb::Check, about)
 }
 
-/// Whether an agent answers at this control socket.
-///
-/// # Errors
-/// It does not answer, or is another user's.
+/// Whether an agent answers at this control socket. Error: it does not answer, or is another
+/// user's.
 pub fn runs(control: &Path) -> Result<bool, AgentError> {
     let Some(connection) = connected(control)? else { return Ok(false) };
     ask(&connection, &Verb::Status.into(), &mut drop).map(|()| true)

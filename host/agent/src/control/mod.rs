@@ -35,7 +35,6 @@ pub const MTU: RangeInclusive<u32> = 1280..=65_535;
 pub const DEFAULT: &str = "/run/rocinante-agent/control.sock";
 
 /// The path of the socket, of an agent with this state.
-#[must_use]
 pub fn path(state: &Path) -> PathBuf {
     state.with_file_name(SOCKET)
 }
@@ -81,7 +80,6 @@ pub struct About {
     pub mtu: Option<u32>,
 }
 
-/// What to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Verb {
@@ -99,37 +97,29 @@ pub(crate) enum Verb {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Reply {
-    /// The agent, of its status.
     Agent(AgentStatus),
-    /// A container, of its status.
     Container(Box<ContainerStatus>),
     /// The host's end of a container that is known now.
     Introduced {
-        /// Its name.
         name: String,
     },
     /// A host's end that was released.
     Released {
-        /// Its name.
         name: String,
     },
     /// A host's end that stays as it is.
     Kept {
-        /// Its name.
         name: String,
-        /// The reason.
         reason: String,
     },
     /// Nothing was done.
     Refused {
-        /// The reason.
         reason: String,
     },
     /// The last line.
     Done {},
 }
 
-/// The agent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AgentStatus {
     pub(crate) version: String,
@@ -144,7 +134,6 @@ pub(crate) struct AgentStatus {
     pub(crate) uplinks: Vec<UplinkStatus>,
 }
 
-/// An uplink.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UplinkStatus {
     pub(crate) interface: String,
@@ -193,17 +182,13 @@ pub(crate) struct ContainerStatus {
     pub(crate) requests: Requests,
 }
 
-/// A class.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum ClassStatus {
     /// With the limits.
     Of(Bounds),
     /// One that an engine named, and that has gone from the configuration.
-    Gone {
-        /// Its name.
-        name: String,
-    },
+    Gone { name: String },
 }
 
 #[cfg(test)]
@@ -245,10 +230,7 @@ pub(crate) struct Waited {
 }
 
 impl Request {
-    /// The request in a message.
-    ///
-    /// # Errors
-    /// What to answer if it is none.
+    /// The request in a message. Error: what to answer if it is none.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let request: Self = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
         if request.version != VERSION {
@@ -277,7 +259,6 @@ impl Request {
     }
 }
 
-/// The line of a message.
 pub(crate) fn line(message: &impl Serialize) -> Vec<u8> {
     let mut line = serde_json::to_vec(message).unwrap_or_default();
     line.push(b'\n');

@@ -23,7 +23,6 @@ const CLIENTS_MAX: usize = 16;
 /// The longest that a client may take to send its command, or to make room for a reply.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The clients that are there.
 #[derive(Debug)]
 pub(crate) struct Clients {
     places: Arc<Semaphore>,

@@ -20,10 +20,8 @@ pub struct LinkCounts {
     pub sent_packets: u64,
 }
 
-/// Those of all interfaces of the calling thread's network namespace, by their names.
-///
-/// # Errors
-/// There is no `/proc`.
+/// Those of all interfaces of the calling thread's network namespace, by their names. Error: there
+/// is no `/proc`.
 pub fn link_counts() -> io::Result<HashMap<String, LinkCounts>> {
     Ok(parse(&fs::read_to_string("/proc/thread-self/net/dev")?))
 }

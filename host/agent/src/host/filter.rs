@@ -113,11 +113,9 @@ pub struct SourceFilter {
 impl SourceFilter {
     /// Makes the program the first at the tcx ingress of the interface with this index, in the
     /// calling thread's network namespace, and lets `sources` through. A program of ours that is
-    /// there already stays, with its counters. At no moment is there none.
-    ///
-    /// # Errors
-    /// `EINVAL` without tcx; `EPERM` without `CAP_BPF`, `CAP_NET_ADMIN` and `CAP_SYS_ADMIN`;
-    /// `ENODEV` without such an interface.
+    /// there already stays, with its counters. At no moment is there none. Error: `EINVAL` without
+    /// tcx; `EPERM` without `CAP_BPF`, `CAP_NET_ADMIN` and `CAP_SYS_ADMIN`; `ENODEV` without such
+    /// an interface.
     pub fn attach(ifindex: u32, sources: &Sources) -> io::Result<(Self, Attached)> {
         let tag = Self::tag()?;
         let mut ours = Vec::new();
@@ -152,10 +150,7 @@ impl SourceFilter {
     }
 
     /// Attaches the program to loopback in a network namespace of its own, which ends with the
-    /// call. Where no namespace can be made, nothing is tried.
-    ///
-    /// # Errors
-    /// As [`attach`](Self::attach).
+    /// call. Where no namespace can be made, nothing is tried. Error: as [`attach`](Self::attach).
     pub fn try_apart() -> io::Result<()> {
         const LOOPBACK: u32 = 1;
         let attach = || {
@@ -169,9 +164,7 @@ impl SourceFilter {
     }
 
     /// The program of ours on this interface, if there is one: none where the kernel has no tcx.
-    ///
-    /// # Errors
-    /// As [`attach`](Self::attach).
+    /// Error: as [`attach`](Self::attach).
     pub fn find(ifindex: u32) -> io::Result<Option<Self>> {
         let programs = match Program::at_ingress(ifindex) {
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => return Ok(None),
@@ -188,10 +181,7 @@ impl SourceFilter {
         Ok(None)
     }
 
-    /// Lets these and no others through.
-    ///
-    /// # Errors
-    /// The error of bpf(2).
+    /// Lets these and no others through. Error: the error of bpf(2).
     pub fn allow(&self, sources: &Sources) -> io::Result<()> {
         let (wanted, present) = (sources.keys(), self.present()?);
         for key in wanted.difference(&present) {
@@ -207,10 +197,7 @@ impl SourceFilter {
     }
 
     /// The addresses that it lets through; `None` if others changed its map so that it holds no
-    /// [`Sources`].
-    ///
-    /// # Errors
-    /// The error of bpf(2).
+    /// [`Sources`]. Error: the error of bpf(2).
     pub fn sources(&self) -> io::Result<Option<Sources>> {
         let mut macs = BTreeSet::new();
         let mut addresses = BTreeSet::new();
@@ -224,18 +211,13 @@ impl SourceFilter {
         Ok(first.filter(|_| second.is_none()).map(|mac| Sources { mac, addresses }))
     }
 
-    /// The frames dropped so far for this reason.
-    ///
-    /// # Errors
-    /// The error of bpf(2).
+    /// The frames dropped so far for this reason. Error: the error of bpf(2).
     pub fn dropped(&self, reason: Reason) -> io::Result<u64> {
         self.dropped.count(reason as u32)
     }
 
-    /// The frames dropped so far for each reason, in the order of [`Reason::ALL`].
-    ///
-    /// # Errors
-    /// The error of bpf(2).
+    /// The frames dropped so far for each reason, in the order of [`Reason::ALL`]. Error: the error
+    /// of bpf(2).
     pub fn all_dropped(&self) -> io::Result<[u64; Reason::ALL.len()]> {
         let mut all = [0; Reason::ALL.len()];
         for (count, reason) in all.iter_mut().zip(Reason::ALL) {
@@ -244,27 +226,18 @@ impl SourceFilter {
         Ok(all)
     }
 
-    /// The program's id.
-    ///
-    /// # Errors
-    /// The error of bpf(2).
+    /// The program's id. Error: the error of bpf(2).
     pub fn id(&self) -> io::Result<u32> {
         Ok(self.program.described()?.id)
     }
 
-    /// Takes the program off the interface.
-    ///
-    /// # Errors
-    /// `ENOENT` if it is not there any more.
+    /// Takes the program off the interface. Error: `ENOENT` if it is not there any more.
     pub fn detach(self) -> io::Result<()> {
         self.program.detach(self.ifindex)
     }
 
     /// Takes each program of ours off an interface: those of the name that have the same
-    /// instructions, or maps of the same kinds.
-    ///
-    /// # Errors
-    /// As [`attach`](Self::attach).
+    /// instructions, or maps of the same kinds. Error: as [`attach`](Self::attach).
     pub fn detach_all(ifindex: u32) -> io::Result<()> {
         let tag = Self::tag()?;
         for program in Program::at_ingress(ifindex)? {

@@ -29,10 +29,8 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    /// Has each frame sent to the ifb with this index.
-    ///
-    /// # Errors
-    /// Those of [`SourceFilter::attach`](super::SourceFilter::attach).
+    /// Has each frame sent to the ifb with this index. Error: those of
+    /// [`SourceFilter::attach`](super::SourceFilter::attach).
     pub(super) fn redirecting(end: u32, ifb: u32) -> io::Result<()> {
         let map = Map::numbers(IFB, 1)?;
         map.set(&[0; 4], ifb)?;
@@ -43,10 +41,8 @@ impl Gate {
         }
     }
 
-    /// Has frames dropped that are beyond the rate by more than the burst, in bytes.
-    ///
-    /// # Errors
-    /// As [`redirecting`](Self::redirecting).
+    /// Has frames dropped that are beyond the rate by more than the burst, in bytes. Error: as
+    /// [`redirecting`](Self::redirecting).
     pub(super) fn policing(end: u32, rate: Rate, burst: u64) -> io::Result<()> {
         let (worth, dropped) = (Map::counters(WORTH, 1)?, Map::counters(DROPPED, 1)?);
         let code = policer(&worth, &dropped, rate, burst);
@@ -65,10 +61,8 @@ impl Gate {
         }
     }
 
-    /// The program of ours at a host's end; none where the kernel has no tcx.
-    ///
-    /// # Errors
-    /// The error of bpf(2).
+    /// The program of ours at a host's end; none where the kernel has no tcx. Error: the error of
+    /// bpf(2).
     pub(super) fn find(end: u32) -> io::Result<Option<Self>> {
         let all = described(Program::at_ingress(end))?.into_iter();
         let mut ours = all.filter(|(_, described)| Self::is_one(described));
@@ -81,19 +75,13 @@ impl Gate {
         described.name == PROGRAM && described.maps.iter().any(is_ours)
     }
 
-    /// Takes it off, if it is there.
-    ///
-    /// # Errors
-    /// The error of bpf(2).
+    /// Takes it off, if it is there. Error: the error of bpf(2).
     pub(super) fn remove(end: u32) -> io::Result<()> {
         let Some(gate) = Self::find(end)? else { return Ok(()) };
         or_gone(gate.program.detach(end))
     }
 
-    /// The frames that it dropped, if it drops.
-    ///
-    /// # Errors
-    /// The error of bpf(2).
+    /// The frames that it dropped, if it drops. Error: the error of bpf(2).
     pub(super) fn policed(self) -> io::Result<Option<u64>> {
         self.map(DROPPED).map(|map| map.count(0)).transpose()
     }

@@ -77,10 +77,7 @@ impl Namespaces {
     }
 
     /// The number for the namespace that a descriptor of nsfs names. The kernel chooses one if it
-    /// has none yet.
-    ///
-    /// # Errors
-    /// `EINVAL` for another descriptor, `EPERM` without `CAP_NET_ADMIN`.
+    /// has none yet. Error: `EINVAL` for another descriptor, `EPERM` without `CAP_NET_ADMIN`.
     pub fn id(&mut self, namespace: impl AsFd) -> io::Result<NsId> {
         if let Some(id) = self.known_id(&namespace)? {
             return Ok(id);
@@ -95,18 +92,13 @@ impl Namespaces {
     }
 
     /// The number for that namespace, if there is one yet. The kernel chooses one for the other end
-    /// of a veth.
-    ///
-    /// # Errors
-    /// As [`id`](Self::id).
+    /// of a veth. Error: as [`id`](Self::id).
     pub fn known_id(&mut self, namespace: impl AsFd) -> io::Result<Option<NsId>> {
         self.ask_id(&ask_for(namespace))
     }
 
-    /// A link of a namespace (`None`: the own) by its index.
-    ///
-    /// # Errors
-    /// `ENODEV` if there is none; `EINVAL` if no namespace has the number.
+    /// A link of a namespace (`None`: the own) by its index. Error: `ENODEV` if there is none;
+    /// `EINVAL` if no namespace has the number.
     pub fn link(&mut self, namespace: Option<NsId>, index: u32) -> io::Result<HostLink> {
         let mut header = [0; LINK_HEADER];
         header[4..8].copy_from_slice(&index.to_ne_bytes());
@@ -115,10 +107,7 @@ impl Namespaces {
         found.ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))
     }
 
-    /// All links of a namespace (`None`: the own).
-    ///
-    /// # Errors
-    /// `EINVAL` if no namespace has the number.
+    /// All links of a namespace (`None`: the own). Error: `EINVAL` if no namespace has the number.
     pub fn links(&mut self, namespace: Option<NsId>) -> io::Result<Vec<HostLink>> {
         let mut links = Vec::new();
         self.ask_links(namespace, &[0; LINK_HEADER], true, &mut |link| links.push(link))?;
@@ -126,9 +115,7 @@ impl Namespaces {
     }
 
     /// The addresses of a link of a namespace, also those that are being checked for duplicates.
-    ///
-    /// # Errors
-    /// As [`link`](Self::link).
+    /// Error: as [`link`](Self::link).
     pub fn addresses(&mut self, namespace: NsId, index: u32) -> io::Result<BTreeSet<IpAddr>> {
         let mut addresses = BTreeSet::new();
         for family in [libc::AF_INET, libc::AF_INET6] {
@@ -154,10 +141,8 @@ impl Namespaces {
         Ok(addresses)
     }
 
-    /// Gives a link of the own namespace this MTU.
-    ///
-    /// # Errors
-    /// `ENODEV` if there is none; `EINVAL` if it cannot have that.
+    /// Gives a link of the own namespace this MTU. Error: `ENODEV` if there is none; `EINVAL` if it
+    /// cannot have that.
     pub fn set_mtu(&mut self, index: u32, mtu: u32) -> io::Result<()> {
         let mut header = [0; LINK_HEADER];
         header[4..8].copy_from_slice(&index.to_ne_bytes());

@@ -173,20 +173,15 @@ pub(super) fn kernel(what: &'static str) -> impl FnOnce(io::Error) -> ShaperErro
 }
 
 impl Shaper {
-    /// Works in the calling thread's network namespace.
-    ///
-    /// # Errors
-    /// No descriptor left.
+    /// Works in the calling thread's network namespace. Error: no descriptor left.
     pub fn open() -> io::Result<Self> {
         Ok(Self { socket: NetlinkSocket::open(netlink_sys::protocols::NETLINK_ROUTE)? })
     }
 
     /// Puts these rates in force at the host's end with this index and name, and no others. Without
-    /// one the parts of ours go. May be called again, and repairs a missing part.
-    ///
-    /// # Errors
-    /// Something of others is in the way, and stays as it is; or the kernel's. Then the rate
-    /// towards the container may be in force, and that from it is not, or the one before.
+    /// one the parts of ours go. May be called again, and repairs a missing part. Error: something
+    /// of others is in the way, and stays as it is; or the kernel's. Then the rate towards the
+    /// container may be in force, and that from it is not, or the one before.
     pub fn set(&mut self, end: u32, name: &str, rates: Rates) -> Done<()> {
         match rates.ingress {
             Some(rate) => self.shape(end, name, (rate, rates.ingress_burst_bits))?,
@@ -201,10 +196,7 @@ impl Shaper {
         }
     }
 
-    /// The rates in force at a host's end: into the container and out of it.
-    ///
-    /// # Errors
-    /// The kernel's.
+    /// The rates in force at a host's end: into the container and out of it. Error: the kernel's.
     pub fn in_force(&mut self, end: u32) -> io::Result<[Option<InForce>; 2]> {
         let shaper = |root: Root| {
             let Root { bytes, dropped, delayed, .. } = root;
@@ -227,20 +219,14 @@ impl Shaper {
         Ok([ingress, egress])
     }
 
-    /// Takes the parts of ours off a host's end.
-    ///
-    /// # Errors
-    /// The kernel's.
+    /// Takes the parts of ours off a host's end. Error: the kernel's.
     pub fn clear(&mut self, end: u32) -> io::Result<()> {
         self.remove_tbf(end)?;
         Gate::remove(end)?;
         self.remove_ifb(end)
     }
 
-    /// Removes an ifb of ours, whose host's end may have gone.
-    ///
-    /// # Errors
-    /// The kernel's.
+    /// Removes an ifb of ours, whose host's end may have gone. Error: the kernel's.
     pub fn remove_ifb(&mut self, end: u32) -> io::Result<()> {
         let Some(link) = self.link(&ifb_of(end))?.filter(|link| link.kind == IFB) else {
             return Ok(());
@@ -253,7 +239,6 @@ impl Shaper {
     }
 
     /// The number of the host's end in the name of an ifb of ours.
-    #[must_use]
     pub fn end_of(name: &str, kind: &str) -> Option<u32> {
         name.strip_prefix(IFB_NAME).filter(|_| kind == IFB)?.parse().ok()
     }
@@ -469,7 +454,6 @@ fn link_header(index: u32, flags: u32) -> [u8; LINK_HEADER] {
     header
 }
 
-/// The options of a tbf.
 fn tbf_options((rate, asked_bits): Bursty) -> Query {
     let (bytes, burst) = (rate.bytes(), burst_of(rate, BURST_MS, asked_bits));
     // A burst that is asked for makes no frame wait longer.

@@ -57,10 +57,8 @@ pub struct Portion {
 }
 
 impl Shaper {
-    /// Shares a link among these, and others that get the rest. May be called again.
-    ///
-    /// # Errors
-    /// Another root discipline is there, and stays; or the kernel's.
+    /// Shares a link among these, and others that get the rest. May be called again. Error: another
+    /// root discipline is there, and stays; or the kernel's.
     pub fn share(
         &mut self,
         link: u32,
@@ -91,10 +89,7 @@ impl Shaper {
         self.classes(link, &sorter, carries, portions).map_err(kernel("set classes of an htb"))
     }
 
-    /// Takes an htb of ours off a link. Returns whether one was there.
-    ///
-    /// # Errors
-    /// The kernel's.
+    /// Takes an htb of ours off a link. Returns whether one was there. Error: the kernel's.
     pub fn unshare(&mut self, link: u32) -> io::Result<bool> {
         let Some(sorter) = Sorter::find(link)? else { return Ok(false) };
         self.remove_root(link, HTB)?;

@@ -39,10 +39,7 @@ pub struct Watch {
 
 impl Watch {
     /// Listens in the calling thread's network namespace. The kernel looks at the rights that the
-    /// process has now: it may drop `CAP_NET_BROADCAST` later.
-    ///
-    /// # Errors
-    /// No descriptor left.
+    /// process has now: it may drop `CAP_NET_BROADCAST` later. Error: no descriptor left.
     pub fn open() -> io::Result<Self> {
         let mut socket = Socket::new(netlink_sys::protocols::NETLINK_ROUTE)?;
         socket.bind(&SocketAddr::new(0, 0))?;

@@ -36,7 +36,6 @@ const VNET: [u8; 10] = [0; 10];
 pub(crate) enum As {
     /// Without any capability, and without a way to one.
     Nobody,
-    /// With all of root's.
     Root,
 }
 
@@ -140,7 +139,6 @@ impl Asker {
         assert_eq!(self.tell(&format!("send {hex}")), "sent");
     }
 
-    /// Kills it.
     pub(crate) fn kill(mut self) {
         self.child.kill();
     }

@@ -16,7 +16,6 @@ use rustix::process::Signal;
 
 use crate::asker::{As, Asker, eventually};
 
-/// The host.
 pub(crate) struct Host {
     // Dropped first.
     agent: Option<ChildGuard>,
@@ -82,7 +81,6 @@ impl Host {
         self.dir.join("t/state.json")
     }
 
-    /// The path of the configuration.
     pub(crate) fn config(&self) -> PathBuf {
         self.dir.join("agent.toml")
     }
@@ -128,7 +126,6 @@ impl Host {
         (output.status.success(), String::from_utf8_lossy(&said).into_owned())
     }
 
-    /// The status as values.
     pub(crate) fn status(&self) -> serde_json::Value {
         let (is_good, said) = self.operator(&["status", "--json"]);
         assert!(is_good, "{said}");
@@ -210,7 +207,6 @@ impl Host {
         eventually("they are dropped", || self.dropped(container)[3] >= count);
     }
 
-    /// A container.
     pub(crate) fn container(&self, index: usize) -> &Container {
         self.lab.container(index)
     }

@@ -18,7 +18,6 @@ use crate::lab::{Host, host_or_skip};
 pub(crate) struct Devices(Vec<(OwnedFd, Page, Head)>);
 
 impl Devices {
-    /// Opens one that has this key and this name.
     pub(crate) fn open(&mut self, agent: &Path, key: &str, name: &str) -> String {
         let got = || -> io::Result<(OwnedFd, Page)> {
             let connection = connected(&page::path(agent))?;

@@ -25,7 +25,6 @@ fn transfer(host: &Host, from: usize, to: usize) {
     host.transfer(from, listener.expect("entered").expect("a socket"), BYTES);
 }
 
-/// The status of a container.
 fn status(host: &Host, container: usize) -> Value {
     let name = host.container(container).host_end();
     let status = host.status();
@@ -50,7 +49,6 @@ fn is_shaped(host: &Host, link: &str) -> bool {
     disciplines(host, link).contains(&"tbf 4791:".to_owned())
 }
 
-/// The ifbs on the host.
 pub(crate) fn ifbs(host: &Host) -> Vec<String> {
     let links = host.lab.host().json("ip -j link show type ifb").expect("a list");
     let names = links.as_array().expect("a list").iter();

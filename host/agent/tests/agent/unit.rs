@@ -8,7 +8,6 @@ use crate::lab::host_or_skip;
 
 const UNIT: &str = include_str!("../../dist/rocinante-agent.service");
 
-/// The words of an option.
 fn words(option: &str) -> Vec<&'static str> {
     let value = UNIT.lines().find_map(|line| line.strip_prefix(option)?.strip_prefix('='));
     value.expect("the option").split_whitespace().collect()

@@ -19,10 +19,8 @@ const XSK_ZEROCOPY: u64 = 8;
 /// `struct genlmsghdr`: command, version, reserved.
 const GENERIC_LEN: usize = 4;
 
-/// Whether the driver of an interface has AF_XDP zero-copy.
-///
-/// # Errors
-/// The kernel does not support the request (before 6.3), or the interface is gone.
+/// Whether the driver of an interface has AF_XDP zero-copy. Error: the kernel does not support the
+/// request (before 6.3), or the interface is gone.
 pub(super) fn has_zero_copy(interface: u32) -> io::Result<bool> {
     let mut socket = NetlinkSocket::open(NETLINK_GENERIC)?;
     let family = ask(&mut socket, CTRL, CTRL_GETFAMILY, CTRL_FAMILY_NAME, b"netdev\0", |answer| {

@@ -29,7 +29,6 @@ pub(super) struct Context<'a> {
 pub(super) enum Effect {
     /// Nothing: it does not match.
     None,
-    /// Something.
     Some,
     /// Only go to another chain of its table.
     Jump(String),
@@ -38,7 +37,6 @@ pub(super) enum Effect {
 /// Knowledge of a register's content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Known {
-    /// It has these bytes.
     Bytes(Vec<u8>),
     /// An IPv4 address that is not in 127.0.0.0/8, from its first byte on.
     NotLoopback,

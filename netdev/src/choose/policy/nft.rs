@@ -77,10 +77,8 @@ pub(super) fn audit(iface: &Interface, audit: &mut Audit) {
 }
 
 /// The base chains at the ingress of an interface, in the calling thread's network namespace: a
-/// program at tcx that redirects a frame has them passed by.
-///
-/// # Errors
-/// The kernel's: without `CAP_NET_ADMIN` it does not say.
+/// program at tcx that redirects a frame has them passed by. Error: the kernel's: without
+/// `CAP_NET_ADMIN` it does not say.
 pub fn nft_at_ingress(interface: &str) -> io::Result<Vec<String>> {
     let mut socket = match NetlinkSocket::open(NETLINK_NETFILTER) {
         Err(e) if e.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(Vec::new()),

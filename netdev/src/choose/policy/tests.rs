@@ -7,7 +7,6 @@ fn audit_in(pair: &Pair) -> Audit {
     pair.a.run(|| audit(&Interface::by_name("v0").expect("v0")))
 }
 
-/// The audit with only this nft ruleset.
 fn with_nft(pair: &Pair, ruleset: &str) -> Audit {
     let lines = ruleset.replace('}', "\n}");
     pair.a.sh(&format!("nft flush ruleset; nft '{lines}'"));

@@ -56,7 +56,6 @@ const HOOKS: [&str; 5] = ["prerouting", "input", "forward", "output", "postrouti
 pub(super) struct Table {
     pub(super) family: Family,
     pub(super) name: String,
-    /// The hooks that have them.
     pub(super) hooks: Vec<&'static str>,
 }
 

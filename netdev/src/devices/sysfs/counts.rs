@@ -37,16 +37,13 @@ pub struct PortKey {
 }
 
 impl PortKey {
-    /// The interface of the calling thread's namespace with this index.
-    ///
-    /// # Errors
-    /// No descriptor is left, or the kernel does not tell.
+    /// The interface of the calling thread's namespace with this index. Error: no descriptor is
+    /// left, or the kernel does not tell.
     pub fn of(index: u32) -> io::Result<Self> {
         Ok(Self { namespace: network_namespace()?, index })
     }
 }
 
-/// The counters of each port.
 type Ports = HashMap<PortKey, Counts>;
 
 /// The end of the socket that answers.
@@ -58,10 +55,8 @@ pub struct Published {
 }
 
 impl Published {
-    /// Listens for questions, for a process of the devices with this directory.
-    ///
-    /// # Errors
-    /// The directory is another user's, or no descriptor is left.
+    /// Listens for questions, for a process of the devices with this directory. Error: the
+    /// directory is another user's, or no descriptor is left.
     pub fn begin(root: &Path) -> io::Result<Self> {
         let place = place_of(root)?;
         own(place.parent().unwrap_or(&place))?;
@@ -84,18 +79,13 @@ impl Published {
         Err(io::ErrorKind::AddrInUse.into())
     }
 
-    /// Waits for a question. The connection is to be closed when the answer is there.
-    ///
-    /// # Errors
-    /// No descriptor is left.
+    /// Waits for a question. The connection is to be closed when the answer is there. Error: no
+    /// descriptor is left.
     pub fn asked(&self) -> io::Result<UnixStream> {
         self.listener.accept().map(|(stream, _)| stream)
     }
 
-    /// Answers with the counters of these ports.
-    ///
-    /// # Errors
-    /// The directory is gone, or full.
+    /// Answers with the counters of these ports. Error: the directory is gone, or full.
     pub fn answer<'a>(
         &self,
         ports: impl IntoIterator<Item = (PortKey, &'a Counts)>,

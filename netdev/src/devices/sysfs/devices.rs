@@ -56,7 +56,6 @@ impl Devices {
     }
 
     /// The directory.
-    #[must_use]
     pub fn root(&self) -> Option<&Path> {
         self.root.as_deref()
     }
@@ -70,10 +69,8 @@ impl Devices {
         })
     }
 
-    /// The devices as they are now; brings the directory up to date, if this process may.
-    ///
-    /// # Errors
-    /// As [`Names::list`].
+    /// The devices as they are now; brings the directory up to date, if this process may. Error: as
+    /// [`Names::list`].
     pub fn list(&mut self, list: Option<&str>) -> io::Result<Vec<NamedInterface>> {
         let Some(root) = self.root.clone() else { return self.names.list(list) };
         // Without it names may be read all the same.
@@ -104,10 +101,8 @@ impl Devices {
         Ok(devices)
     }
 
-    /// Writes the counters of the devices, as far as they have changed.
-    ///
-    /// # Errors
-    /// The directory is another user's, or others write for too long.
+    /// Writes the counters of the devices, as far as they have changed. Error: the directory is
+    /// another user's, or others write for too long.
     pub fn count(&mut self, list: Option<&str>) -> io::Result<()> {
         let Some(root) = self.root.clone() else { return Ok(()) };
         let devices = self.list(list)?;

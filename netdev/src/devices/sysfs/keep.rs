@@ -19,10 +19,8 @@ const GROUPS: [u32; 3] = [libc::RTNLGRP_LINK, libc::RTNLGRP_IPV4_IFADDR, libc::R
 /// Follows the interfaces of the calling thread's network namespace, and the devices' counters as
 /// long as they are read, in the tree of this directory and list, until `stop` is readable. It
 /// sleeps while nothing changes and no program reads counters. The first to read them after a while
-/// finds those that were counted before, and a second later those of by now.
-///
-/// # Errors
-/// No descriptor is left, or none for inotify(7).
+/// finds those that were counted before, and a second later those of by now. Error: no descriptor
+/// is left, or none for inotify(7).
 pub fn keep(root: &Path, list: &str, stop: BorrowedFd<'_>) -> io::Result<()> {
     let all = (libc::BPF_RET | libc::BPF_K) as u16;
     let all = [sock_filter { code: all, jt: 0, jf: 0, k: u32::MAX }];

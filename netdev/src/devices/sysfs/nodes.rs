@@ -16,7 +16,6 @@ use crate::kernel::interface::Interface;
 pub(super) enum Node {
     /// A line of text.
     Text(String),
-    /// A link.
     Link(String),
     /// A counter, which keeps its value.
     Count,

@@ -16,10 +16,8 @@ use crate::port::parts::Parts;
 use crate::udp;
 
 /// Opens the sockets of the ports that another process makes, with locked filters. Their rings stay
-/// as they are as long as the [`Kept`] live.
-///
-/// # Errors
-/// As those of opening the ports; `EPERM` without `CAP_NET_RAW`.
+/// as they are as long as the [`Kept`] live. Error: as those of opening the ports; `EPERM` without
+/// `CAP_NET_RAW`.
 pub(crate) fn open_for_another(
     iface: &Interface,
     addresses: &[IpAddr],
@@ -45,10 +43,8 @@ pub(crate) fn ring_bytes(frames: u32) -> usize {
     RingGeometry::new(frames, sys::page_bytes()).kernel_bytes()
 }
 
-/// Keeps the ring of a socket that an earlier agent opened, by a copy of the descriptor.
-///
-/// # Errors
-/// It is no packet socket, or its ring has another length.
+/// Keeps the ring of a socket that an earlier agent opened, by a copy of the descriptor. Error: it
+/// is no packet socket, or its ring has another length.
 pub fn keep_again(socket: OwnedFd, ring: Ring) -> std::io::Result<Kept> {
     let layout = RingGeometry::new(ring.frames, sys::page_bytes());
     if Ring::from(layout) != ring || socket_family(&socket)? != libc::AF_PACKET {
@@ -59,10 +55,7 @@ pub fn keep_again(socket: OwnedFd, ring: Ring) -> std::io::Result<Kept> {
 
 /// Makes parts of sockets that an agent opened for this process, and of guards of its own, which
 /// are in this thread's network namespace. The sockets are compared with the request and with the
-/// agent's description.
-///
-/// # Errors
-/// A descriptor is not as it should be; or no memory is left.
+/// agent's description. Error: a descriptor is not as it should be; or no memory is left.
 pub(crate) fn assemble_from(
     iface: &Interface,
     addresses: &[IpAddr],

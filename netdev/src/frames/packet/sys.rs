@@ -98,7 +98,6 @@ impl PacketSocket {
         self.set(libc::SOL_SOCKET, libc::SO_LOCK_FILTER, 1)
     }
 
-    /// Whether the filter is locked.
     pub(super) fn filter_is_locked(&self) -> io::Result<bool> {
         Ok(self.word(libc::SOL_SOCKET, libc::SO_LOCK_FILTER)? != 0)
     }
@@ -293,7 +292,6 @@ unsafe impl Sync for Kept {}
 
 impl Kept {
     /// Bytes of kernel memory of the ring.
-    #[must_use]
     pub fn ring_bytes(&self) -> usize {
         self.ring_bytes
     }

@@ -18,10 +18,7 @@ const SEGMENT: u16 = 1024;
 const PAYLOAD: usize = SEGMENT as usize + 256;
 
 /// Sends a super-packet on loopback, where nothing takes it: its Ethernet destination is another
-/// station's.
-///
-/// # Errors
-/// The kernel does not know what it is. Where loopback is down nothing is known.
+/// station's. Error: the kernel does not know what it is. Where loopback is down nothing is known.
 pub(super) fn sends_super_packets(socket: &PacketSocket) -> Result<(), OpenError> {
     judged(socket.send_by(LOOPBACK, &super_packet()))
 }

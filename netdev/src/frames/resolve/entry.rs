@@ -13,7 +13,6 @@ pub(super) struct PathEntry {
     pub(super) spec: PathSpec,
     pub(super) src_port: u16,
     pub(super) target: Target,
-    /// The guard's id of the path.
     pub(super) guard: PathId,
     /// Headers with the Ethernet address last known.
     pub(super) template: Option<FrameTemplate>,

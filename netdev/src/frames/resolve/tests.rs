@@ -72,6 +72,11 @@ fn open() -> PathTable {
     PathTable::open(&iface, &addresses).expect("netlink")
 }
 
+/// Runs `test` in the first namespace, with a table that it opens there.
+fn with_table(pair: &Pair, test: impl FnOnce(PathTable, Paths) + Send) {
+    pair.a.run(|| test(open(), Paths::default()));
+}
+
 /// The destination of the next datagram: an Ethernet address, `loopback` or `guard`.
 fn hop(table: &mut PathTable, path: PathId) -> String {
     match table.hop(path).expect("a path") {
@@ -110,8 +115,7 @@ fn settle(table: &mut PathTable) {
 #[test]
 fn a_neighbour_that_nobody_asks_for_again_is_given_up() {
     let pair = or_skip!(Pair::new());
-    pair.a.run(|| {
-        let (mut table, mut guard) = (open(), Paths::default());
+    with_table(&pair, |mut table, mut guard| {
         let path = table.add(&spec("10.9.0.1", "10.9.0.99"), &mut guard).expect("a path").id;
         assert_eq!(hop(&mut table, path), "guard");
         let mut waits = Vec::new();
@@ -130,8 +134,7 @@ fn a_path_follows_the_neighbour_cache() {
     let pair = or_skip!(Pair::new());
     for (local, remote) in [("10.9.0.1", "10.9.0.7"), ("fd09::1", "fd09::7")] {
         let neigh = |what: &str| pair.a.sh(&format!("ip neigh {what}").replace('@', remote));
-        pair.a.run(|| {
-            let (mut table, mut guard) = (open(), Paths::default());
+        with_table(&pair, |mut table, mut guard| {
             let path = table.add(&spec(local, remote), &mut guard).expect("a path");
             assert_eq!(path.src_port, 4791, "the guard's choice");
             assert_eq!(hop(&mut table, path.id), "guard", "unknown");
@@ -167,8 +170,7 @@ fn a_path_follows_the_neighbour_cache() {
 fn a_new_path_has_its_neighbour_resolved() {
     let pair = or_skip!(Pair::new());
     for (local, remote) in [("10.9.0.1", "10.9.0.2"), ("fd09::1", "fd09::2")] {
-        pair.a.run(|| {
-            let (mut table, mut guard) = (open(), Paths::default());
+        with_table(&pair, |mut table, mut guard| {
             let path = table.add(&spec(local, remote), &mut guard).expect("a path").id;
             let until = Instant::now() + Duration::from_secs(20);
             while hop(&mut table, path) == "guard" {
@@ -191,8 +193,7 @@ fn a_path_turns_when_its_own_frames_are_gone_whatever_waits_on_others() {
         }
     };
     neigh("add @ lladdr 02:00:00:00:00:07 dev v0 nud permanent");
-    pair.a.run(|| {
-        let (mut table, mut guard) = (open(), Paths::default());
+    with_table(&pair, |mut table, mut guard| {
         let [busy, idle] = ["10.9.0.7", "10.9.0.8"]
             .map(|remote| table.add(&spec("10.9.0.1", remote), &mut guard).expect("a path").id);
         table.sent(busy, 5);
@@ -246,8 +247,7 @@ fn an_idle_path_is_told_of_changes() {
     pair.a.sh("ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:07 dev v0
                ip neigh add 10.9.0.9 lladdr 02:00:00:00:00:09 dev v0
                ip route add 192.0.2.0/24 via 10.9.0.7");
-    pair.a.run(|| {
-        let (mut table, mut guard) = (open(), Paths::default());
+    with_table(&pair, |mut table, mut guard| {
         let [near, far] = ["10.9.0.7", "192.0.2.1"]
             .map(|remote| table.add(&spec("10.9.0.1", remote), &mut guard).expect("a path").id);
         // Read the announcements from before.
@@ -281,8 +281,7 @@ fn an_idle_path_is_told_of_changes() {
 fn an_idle_path_is_looked_at_if_it_may_have_changed() {
     let pair = or_skip!(Pair::new());
     pair.a.sh("ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:07 dev v0");
-    pair.a.run(|| {
-        let (mut table, mut guard) = (open(), Paths::default());
+    with_table(&pair, |mut table, mut guard| {
         let path = table.add(&spec("10.9.0.1", "10.9.0.7"), &mut guard).expect("a path").id;
         table.maintain(|_| false);
         assert!(table.take_interface_change() && !table.take_interface_change());
@@ -304,8 +303,7 @@ fn an_idle_path_is_looked_at_if_it_may_have_changed() {
 fn what_is_told_without_end_is_followed_with_rests() {
     let pair = or_skip!(Pair::new());
     pair.a.sh("ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:07 dev v0");
-    pair.a.run(|| {
-        let (mut table, mut guard) = (open(), Paths::default());
+    with_table(&pair, |mut table, mut guard| {
         for _ in 0..1000 {
             table.add(&spec("10.9.0.1", "10.9.0.7"), &mut guard).expect("a path");
         }
@@ -343,8 +341,7 @@ fn a_path_follows_the_routes() {
     pair.a.sh("ip neigh add 10.9.0.8 lladdr 02:00:00:00:00:08 dev v0
                ip neigh add 10.9.0.9 lladdr 02:00:00:00:00:09 dev v0
                ip route add 192.0.2.0/24 via 10.9.0.8");
-    pair.a.run(|| {
-        let (mut table, mut guard) = (open(), Paths::default());
+    with_table(&pair, |mut table, mut guard| {
         let path = table.add(&spec("10.9.0.1", "192.0.2.1"), &mut guard).expect("a path").id;
         let mut later = || {
             for _ in 0..ROUTE_REFRESHES {
@@ -372,8 +369,7 @@ fn gateways_groups_and_own_addresses() {
                ip route add 203.0.113.0/24 via inet6 fd09::9 dev v0
                ip link add w0 type veth peer name w1; ip link set w0 up; ip link set w1 up
                ip address add 10.8.0.1/24 dev w0");
-    pair.a.run(|| {
-        let (mut table, mut guard) = (open(), Paths::default());
+    with_table(&pair, |mut table, mut guard| {
         let mut to = |remote: &str| {
             let path = table.add(&spec("10.9.0.1", remote), &mut guard)?;
             Ok::<_, io::Error>(hop(&mut table, path.id))
@@ -399,8 +395,7 @@ fn gateways_groups_and_own_addresses() {
 #[test]
 fn removed_paths_are_unknown_and_their_ids_used_again() {
     let pair = or_skip!(Pair::new());
-    pair.a.run(|| {
-        let (mut table, mut guard) = (open(), Paths::default());
+    with_table(&pair, |mut table, mut guard| {
         let first = table.add(&spec("10.9.0.1", "10.9.0.2"), &mut guard).expect("a path").id;
         let second = table.add(&spec("10.9.0.1", "10.9.0.3"), &mut guard).expect("a path").id;
         assert_eq!(table.of_guard(PathId(101)), Some(second));
@@ -414,8 +409,7 @@ fn removed_paths_are_unknown_and_their_ids_used_again() {
 #[test]
 fn identifications_stay_below_the_segment_limit() {
     let pair = or_skip!(Pair::new());
-    pair.a.run(|| {
-        let (mut table, mut guard) = (open(), Paths::default());
+    with_table(&pair, |mut table, mut guard| {
         let path = table.add(&spec("10.9.0.1", "10.9.0.2"), &mut guard).expect("a path").id;
         assert_eq!([60, 60, 60, 1].map(|n| table.take_ip_ids(path, n)), [0, 60, 0, 60]);
         assert_eq!([128, 1, 127].map(|n| table.take_ip_ids(path, n)), [0, 0, 1]);

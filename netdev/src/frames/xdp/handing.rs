@@ -24,10 +24,8 @@ use crate::udp;
 /// stays with this process: neither a mapping nor a descriptor, and no process has the map of
 /// addresses.
 ///
-/// An object in use is not waited for.
-///
-/// # Errors
-/// As those of opening the ports; `EPERM` without the capabilities.
+/// An object in use is not waited for. Error: as those of opening the ports; `EPERM` without the
+/// capabilities.
 pub(crate) fn open_for_another(
     iface: &Interface,
     addresses: &[IpAddr],
@@ -67,10 +65,8 @@ pub(crate) fn memory_bytes(chunks: u32) -> usize {
 /// Makes parts of the descriptors that an agent opened for this process, and of guards of its own,
 /// which are in this thread's network namespace. All is compared with the request and with the
 /// agent's description, as far as the kernel reports: no option of an AF_XDP socket gives the
-/// interface to which it is bound, nor its memory.
-///
-/// # Errors
-/// A descriptor is not as it should be; or none is left.
+/// interface to which it is bound, nor its memory. Error: a descriptor is not as it should be; or
+/// none is left.
 pub(crate) fn assemble_from(
     iface: &Interface,
     addresses: &[IpAddr],

@@ -82,10 +82,8 @@ impl Own {
 pub(crate) struct OwnMac(SharedWord);
 
 impl OwnMac {
-    /// That of a map, which may be another process's.
-    ///
-    /// # Errors
-    /// `EINVAL` for another map, and for no map; no descriptor or memory is left.
+    /// That of a map, which may be another process's. Error: `EINVAL` for another map, and for no
+    /// map; no descriptor or memory is left.
     pub(crate) fn of_map(map: BorrowedFd<'_>) -> io::Result<Self> {
         if !is_shared_word(map)? {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));

@@ -165,10 +165,8 @@ impl FillRing {
         self.0.free(1) > 0
     }
 
-    /// Hands a chunk over; the kernel sees it after [`publish`](Self::publish).
-    ///
-    /// # Panics
-    /// If the ring is full: check [`has_room`](Self::has_room) first.
+    /// Hands a chunk over; the kernel sees it after [`publish`](Self::publish). Panics if the ring
+    /// is full: check [`has_room`](Self::has_room) first.
     pub(crate) fn push(&mut self, chunk: Lent) {
         assert!(self.0.cursor.free() > 0, "fill ring overrun");
         self.0.write(chunk.into_addr());
@@ -200,10 +198,8 @@ impl TxRing {
         self.0.free(want)
     }
 
-    /// Queues a part of a frame; the kernel sees it after [`publish`](Self::publish).
-    ///
-    /// # Panics
-    /// If the ring is full: check [`free`](Self::free) first.
+    /// Queues a part of a frame; the kernel sees it after [`publish`](Self::publish). Panics if the
+    /// ring is full: check [`free`](Self::free) first.
     pub(crate) fn push(&mut self, chunk: Lent, len: u32, continues: bool) {
         assert!(self.0.cursor.free() > 0, "TX ring overrun");
         let options = if continues { libc::XDP_PKT_CONTD } else { 0 };

@@ -76,7 +76,6 @@ impl XdpSocket {
         self.make_ring(libc::XDP_TX_RING, size)
     }
 
-    /// Makes one of them, by its option.
     pub(crate) fn make_ring(&self, option: i32, size: u32) -> io::Result<()> {
         self.set(libc::SOL_XDP, option, &size)
     }

@@ -89,7 +89,6 @@ impl TxHalf {
         }
     }
 
-    /// Bytes of a slot.
     pub(super) fn slot_bytes(&self) -> usize {
         self.chunks_per_slot as usize * CHUNK
     }
@@ -136,10 +135,8 @@ impl TxHalf {
     }
 
     /// Gives everything queued to the kernel, which takes it on a `kick`. `dropped` gets the path
-    /// of each frame that the interface refused for good.
-    ///
-    /// # Errors
-    /// The interface is down (`ENETDOWN`) or gone (`ENXIO`); queued frames stay queued.
+    /// of each frame that the interface refused for good. Error: the interface is down (`ENETDOWN`)
+    /// or gone (`ENXIO`); queued frames stay queued.
     pub(super) fn flush(
         &mut self,
         umem: &mut Umem,

@@ -28,10 +28,7 @@ pub struct Section<'a> {
 }
 
 impl Page {
-    /// Maps a page of `bytes` bytes.
-    ///
-    /// # Errors
-    /// It is none, or could shrink; or there is no memory.
+    /// Maps a page of `bytes` bytes. Error: it is none, or could shrink; or there is no memory.
     pub(super) fn of_fd(page: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
         if bytes < BYTES || !is_memory_file(page, bytes) {
             return Err(io::ErrorKind::InvalidData.into());
@@ -97,7 +94,6 @@ fn put(words: &[AtomicU64], text: &str) {
 
 impl Section<'_> {
     /// The number of queue pairs that there is room for.
-    #[must_use]
     pub fn rows(&self) -> usize {
         self.rows.len() / (ROW_BYTES / 8)
     }

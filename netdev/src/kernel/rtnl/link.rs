@@ -58,10 +58,7 @@ pub(crate) struct Link {
 }
 
 impl Rtnl {
-    /// All links of the namespace, in index order.
-    ///
-    /// # Errors
-    /// The kernel's error.
+    /// All links of the namespace, in index order. Error: the kernel's error.
     pub(crate) fn links(&mut self) -> io::Result<Vec<Link>> {
         let found: Vec<LinkMessage> =
             self.ask(RTM_GETLINK, RTM_NEWLINK, true, &LinkMessage::default())?;
@@ -71,10 +68,7 @@ impl Rtnl {
         Ok(links)
     }
 
-    /// One link.
-    ///
-    /// # Errors
-    /// `ENODEV` if there is no such link.
+    /// One link. Error: `ENODEV` if there is no such link.
     pub(crate) fn link(&mut self, index: u32) -> io::Result<Link> {
         let mut query = LinkMessage::default();
         query.header.index = index;
@@ -83,10 +77,7 @@ impl Rtnl {
     }
 
     /// The current Ethernet address of a link; zero if it has no address of six bytes. Does not
-    /// allocate.
-    ///
-    /// # Errors
-    /// `ENODEV` if there is no such link.
+    /// allocate. Error: `ENODEV` if there is no such link.
     pub(crate) fn link_mac(&mut self, index: u32) -> io::Result<[u8; MAC_LEN]> {
         let mut header = [0; HEADER_LEN];
         header[4..8].copy_from_slice(&index.to_ne_bytes());
@@ -101,20 +92,14 @@ impl Rtnl {
     /// All interfaces with their addresses, in index order.
     ///
     /// An IPv6 address is left out while duplicate address detection runs (unless optimistic) and
-    /// after it failed: such an address cannot send.
-    ///
-    /// # Errors
-    /// The kernel's error.
+    /// after it failed: such an address cannot send. Error: the kernel's error.
     pub(crate) fn interfaces(&mut self) -> io::Result<Vec<Interface>> {
         let links = self.links()?;
         let addresses = self.addresses()?;
         Ok(links.into_iter().map(|link| with_addresses(link, &addresses)).collect())
     }
 
-    /// The addresses that [`interfaces`](Self::interfaces) leaves out.
-    ///
-    /// # Errors
-    /// The kernel's error.
+    /// The addresses that [`interfaces`](Self::interfaces) leaves out. Error: the kernel's error.
     pub(crate) fn unusable(&mut self) -> io::Result<Vec<Unusable>> {
         let links = self.links()?;
         let found = self.addresses()?;

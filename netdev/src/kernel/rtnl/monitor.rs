@@ -43,7 +43,6 @@ const HEADER_LEN: usize = 12;
 /// The longest message that is parsed; a longer one counts as [`Change::Anything`].
 const MESSAGE_MAX: usize = 16 * 1024;
 
-/// A change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
     /// The interface or its addresses.
@@ -87,18 +86,14 @@ impl std::fmt::Debug for Monitor {
 
 impl Monitor {
     /// Receives changes from now on, about an interface of the calling thread's network namespace.
-    ///
-    /// # Errors
-    /// The kernel's answer to `socket(AF_NETLINK)`: no descriptors left, or a seccomp filter.
+    /// Error: the kernel's answer to `socket(AF_NETLINK)`: no descriptors left, or a seccomp
+    /// filter.
     pub(crate) fn open(interface: u32) -> io::Result<Self> {
         Self::of(interface, &GROUPS)
     }
 
     /// As [`open`](Self::open), but about the interface itself only: not about its addresses,
-    /// neighbours and routes.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
+    /// neighbours and routes. Error: as [`open`](Self::open).
     pub(crate) fn of_link(interface: u32) -> io::Result<Self> {
         Self::of(interface, &[libc::RTNLGRP_LINK])
     }
@@ -107,10 +102,8 @@ impl Monitor {
         Self::with(groups, &program(interface))
     }
 
-    /// Receives the groups' announcements that this program takes.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open); and the kernel rejects the program.
+    /// Receives the groups' announcements that this program takes. Error: as [`open`](Self::open);
+    /// and the kernel rejects the program.
     pub(crate) fn with(groups: &[u32], program: &[sock_filter]) -> io::Result<Self> {
         let mut socket = netlink(netlink_sys::protocols::NETLINK_ROUTE)?;
         socket.bind_auto()?;
@@ -126,10 +119,8 @@ impl Monitor {
         Ok(Self { socket, buffer: vec![0; MESSAGE_MAX].into(), overrun: false })
     }
 
-    /// Takes the announcements that this program takes, from now on.
-    ///
-    /// # Errors
-    /// The kernel rejects it, or no memory is left.
+    /// Takes the announcements that this program takes, from now on. Error: the kernel rejects it,
+    /// or no memory is left.
     pub(crate) fn filter(&self, program: &[sock_filter]) -> io::Result<()> {
         attach_filter(&self.socket, program)
     }
@@ -200,7 +191,6 @@ fn program(interface: u32) -> Vec<sock_filter> {
     code
 }
 
-/// Hands the changes in a datagram to `each`.
 pub(super) fn hand_out(datagram: &[u8], each: &mut impl FnMut(Change)) {
     let mut is_empty = true;
     for (header, body) in Messages(datagram) {

@@ -36,9 +36,7 @@ pub(crate) struct Neighbour {
 
 impl Rtnl {
     /// The entry for `address` on an interface, or `None` if there is none. Does not allocate.
-    ///
-    /// # Errors
-    /// Any error of the kernel, except that there is no such entry.
+    /// Error: any error of the kernel, except that there is no such entry.
     pub(crate) fn neighbour(
         &mut self,
         interface: u32,
@@ -53,10 +51,8 @@ impl Rtnl {
     }
 
     /// Makes the kernel resolve `address` as if it had something to send there (`NTF_USE`), without
-    /// waiting for the answer. Does not allocate.
-    ///
-    /// # Errors
-    /// `EPERM` without CAP_NET_ADMIN, or any other error of the kernel.
+    /// waiting for the answer. Does not allocate. Error: `EPERM` without CAP_NET_ADMIN, or any
+    /// other error of the kernel.
     pub(crate) fn solicit(&mut self, interface: u32, address: IpAddr) -> io::Result<()> {
         self.tell(libc::RTM_NEWNEIGH, NLM_F_CREATE, &named(interface, address, libc::NTF_USE))
     }

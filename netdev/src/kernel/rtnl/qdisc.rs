@@ -73,10 +73,8 @@ pub(super) fn try_payload(payload: &[u8]) {
 }
 
 impl Rtnl {
-    /// All disciplines of an interface: root, children, `ingress` and `clsact`.
-    ///
-    /// # Errors
-    /// The kernel's error.
+    /// All disciplines of an interface: root, children, `ingress` and `clsact`. Error: the kernel's
+    /// error.
     pub(crate) fn qdiscs(&mut self, interface: u32) -> io::Result<Vec<Qdisc>> {
         let query = TcMessage::default();
         let found: Vec<KindMessage> = self.ask(RTM_GETQDISC, RTM_NEWQDISC, true, &query)?;
@@ -87,10 +85,7 @@ impl Rtnl {
             .collect())
     }
 
-    /// Whether there are filters at a hook of an interface.
-    ///
-    /// # Errors
-    /// The kernel's error.
+    /// Whether there are filters at a hook of an interface. Error: the kernel's error.
     pub(crate) fn has_filters(&mut self, interface: u32, hook: FilterHook) -> io::Result<bool> {
         let mut query = TcMessage::default();
         query.header.index = i32::try_from(interface).map_err(io::Error::other)?;

@@ -21,10 +21,7 @@ impl Query {
         Self { bytes, len: header.len() }
     }
 
-    /// Adds an attribute (`struct rtattr`).
-    ///
-    /// # Panics
-    /// If there is no room: requests here are short.
+    /// Adds an attribute (`struct rtattr`). Panics if there is no room: requests here are short.
     pub fn attribute(mut self, kind: u16, value: &[u8]) -> Self {
         let length = 4 + value.len();
         let attribute = &mut self.bytes[self.len..self.len + length];

@@ -14,10 +14,8 @@ pub(crate) struct Rtnl {
 }
 
 impl Rtnl {
-    /// Opens a socket in the calling thread's network namespace.
-    ///
-    /// # Errors
-    /// The kernel's answer to `socket(AF_NETLINK)`: no descriptors left, or a seccomp filter.
+    /// Opens a socket in the calling thread's network namespace. Error: the kernel's answer to
+    /// `socket(AF_NETLINK)`: no descriptors left, or a seccomp filter.
     pub(crate) fn open() -> io::Result<Self> {
         Ok(Self { socket: NetlinkSocket::open(netlink_sys::protocols::NETLINK_ROUTE)? })
     }

@@ -66,11 +66,9 @@ pub(crate) struct Route {
 }
 
 impl Rtnl {
-    /// Asks where a UDP datagram to port 4791 would leave. Does not allocate.
-    ///
-    /// # Errors
-    /// `ENETUNREACH` or `EHOSTUNREACH` without a route, `EACCES` or `EINVAL` if a route or a rule
-    /// forbids it, and `EINVAL` if the source address is not local.
+    /// Asks where a UDP datagram to port 4791 would leave. Does not allocate. Error: `ENETUNREACH`
+    /// or `EHOSTUNREACH` without a route, `EACCES` or `EINVAL` if a route or a rule forbids it, and
+    /// `EINVAL` if the source address is not local.
     pub(crate) fn route(&mut self, query: &RouteQuery) -> io::Result<Route> {
         self.ask_one(libc::RTM_GETROUTE, libc::RTM_NEWROUTE, &message_for(query, 0), |message| {
             Some(route_from(message))
@@ -80,10 +78,8 @@ impl Rtnl {
 
 impl Rtnl {
     /// Whether a route of the tables leads where [`route`](Self::route) says, so that the kernel
-    /// has not taken the destination for a neighbour. Does not allocate.
-    ///
-    /// # Errors
-    /// As [`route`](Self::route), except that there is no such route.
+    /// has not taken the destination for a neighbour. Does not allocate. Error: as
+    /// [`route`](Self::route), except that there is no such route.
     pub(crate) fn is_routed(&mut self, query: &RouteQuery) -> io::Result<bool> {
         let message = message_for(query, RTM_F_FIB_MATCH);
         let found = self.ask_one(libc::RTM_GETROUTE, libc::RTM_NEWROUTE, &message, |_| Some(true));

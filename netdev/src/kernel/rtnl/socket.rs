@@ -60,10 +60,7 @@ impl NetlinkSocket {
 
     /// Sends one request and hands every answer (type, body) to `each`. With `dump`, requests all
     /// objects, and again if the kernel says that they changed meanwhile: `each` may then see an
-    /// object twice.
-    ///
-    /// # Errors
-    /// The errno with which the kernel refused the request, or `TimedOut`.
+    /// object twice. Error: the errno with which the kernel refused the request, or `TimedOut`.
     pub fn request(
         &mut self,
         message_type: u16,
@@ -95,10 +92,8 @@ impl NetlinkSocket {
     }
 
     /// Sends one short request for one object, with `flags` in addition to the usual ones, and
-    /// hands the answer (type, body) to `each`, without allocating.
-    ///
-    /// # Errors
-    /// As [`request`](Self::request).
+    /// hands the answer (type, body) to `each`, without allocating. Error: as
+    /// [`request`](Self::request).
     pub fn request_one(
         &mut self,
         message_type: u16,

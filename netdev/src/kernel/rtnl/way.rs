@@ -22,10 +22,8 @@ pub(crate) enum Way {
 
 impl Rtnl {
     /// The way of a datagram to `query.destination`; `query.interface` is set here. `domain` is the
-    /// VRF of the interface ([`domain`](Self::domain)). Allocates only for an error's text.
-    ///
-    /// # Errors
-    /// As [`route`](Self::route); and `HostUnreachable` if the only route leads out of another
+    /// VRF of the interface ([`domain`](Self::domain)). Allocates only for an error's text. Error:
+    /// as [`route`](Self::route); and `HostUnreachable` if the only route leads out of another
     /// interface.
     pub(crate) fn way(
         &mut self,
@@ -97,10 +95,8 @@ impl Rtnl {
     }
 
     /// The VRF that an interface belongs to, or is: its addresses and routes are in the VRF's
-    /// table, and only sockets bound to the VRF have them.
-    ///
-    /// # Errors
-    /// `ENODEV` if there is no such interface, or another error of the kernel.
+    /// table, and only sockets bound to the VRF have them. Error: `ENODEV` if there is no such
+    /// interface, or another error of the kernel.
     pub(crate) fn domain(&mut self, interface: u32) -> io::Result<Option<u32>> {
         let is_vrf = |link: &Link| link.kind.as_deref() == Some("vrf");
         let link = self.link(interface)?;

@@ -23,10 +23,8 @@ pub struct TcxDepartures {
 
 impl TcxDepartures {
     /// Attaches the program to the interface with this index, in the calling thread's network
-    /// namespace: a byte takes `ns_per_byte` nanoseconds.
-    ///
-    /// # Errors
-    /// `EPERM` without `CAP_BPF` and `CAP_NET_ADMIN` over the machine; `EINVAL` before Linux 6.6.
+    /// namespace: a byte takes `ns_per_byte` nanoseconds. Error: `EPERM` without `CAP_BPF` and
+    /// `CAP_NET_ADMIN` over the machine; `EINVAL` before Linux 6.6.
     pub fn attach(ifindex: u32, ns_per_byte: u16) -> io::Result<Self> {
         let next = Map::counters("edt_next", 1)?;
         let program = Program::load_classifier("edt", &code(&next, ns_per_byte))?;

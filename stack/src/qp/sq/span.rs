@@ -71,7 +71,6 @@ impl Span {
         Self {
             packets: 1,
             // Even the cost of the longest packet fits: see `COST_MAX`.
-            #[allow(clippy::cast_possible_truncation)]
             measure: cost as u16,
             is_split: false,
             totals: Totals {

@@ -50,7 +50,6 @@ pub(super) struct Acks {
 }
 
 impl Acks {
-    /// Starts at `psn`.
     pub(super) fn start(psn: Seq) -> Self {
         Self { last: psn, ..Self::default() }
     }

@@ -26,7 +26,6 @@ use crate::wire::{ICRC_LEN, Opcode, Reth, bth};
 pub(super) enum Plan {
     /// A burst from the cursor on.
     Burst(Permit),
-    /// A request with a response of its own.
     Request(ResponseRequest),
     /// This lost packet again, alone.
     Lost(RequestPacket),
@@ -186,7 +185,6 @@ impl Requester {
                 (Opcode::RC_RDMA_READ_REQUEST, last, end - offset)
             }
         };
-        #[allow(clippy::cast_possible_truncation)]
         let packets = (last - psn + 1) as u32;
         let each = Budget::cost(len.min(params.mtu.bytes()) + OVERHEAD);
         let cost = self.response_cost(packets, each, at.peers);

@@ -74,10 +74,12 @@ pub(in crate::rc) struct Responder {
 /// The next response to send.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::rc) enum Response {
-    /// With data.
     Data(DataResponse),
     /// An ACK or NAK.
-    Acknowledge { psn: Seq, aeth: Aeth },
+    Acknowledge {
+        psn: Seq,
+        aeth: Aeth,
+    },
 }
 
 impl Responder {

@@ -41,7 +41,6 @@ pub(in crate::rc) enum Kind {
     },
 }
 
-/// A response with data.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::rc) enum DataResponse {
     /// A packet of a READ response; an empty one shows that a FLUSH or ATOMIC WRITE was executed.
@@ -220,7 +219,6 @@ impl Record {
                 DataResponse::Read { psn, place: Place::Only, at, msn }
             }
             Kind::Read { va, rkey, len } => {
-                #[allow(clippy::cast_possible_truncation)]
                 let offset = ((psn - self.first) as u32) << mtu.shift();
                 let len = (len - offset).min(mtu.bytes());
                 let at = Sge { addr: va.wrapping_add(u64::from(offset)), len, lkey: rkey };

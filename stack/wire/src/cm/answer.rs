@@ -202,7 +202,6 @@ impl<'a> Rej<'a> {
         put_ids(b, self.local, self.remote);
         b[8] = (self.subject as u8) << 6;
         let len = self.info.len().min(Self::INFO_LEN);
-        #[allow(clippy::cast_possible_truncation)]
         let len_byte = (len as u8) << 1;
         b[9] = len_byte;
         b[10..12].copy_from_slice(&self.reason.0.to_be_bytes());

@@ -169,13 +169,10 @@ const fn expand(code: u8) -> u32 {
 /// The largest code of a number that is at most `value`.
 const fn compress(value: u32) -> u8 {
     if value < 8 {
-        #[allow(clippy::cast_possible_truncation)]
         return value as u8;
     }
     let shift = value.ilog2() - 3;
-    #[allow(clippy::cast_possible_truncation)]
-    let code = ((shift + 1) << 3 | (value >> shift) & 7) as u8;
-    code
+    ((shift + 1) << 3 | (value >> shift) & 7) as u8
 }
 
 /// Asks for a connection (attribute 0x10).

@@ -92,7 +92,6 @@ impl ServiceId {
     /// Port space and port, if it is an `rdma_cm` service id of a known port space.
     #[must_use]
     pub const fn port(self) -> Option<(PortSpace, u16)> {
-        #[allow(clippy::cast_possible_truncation)]
         let port = self.0 as u16;
         match self.0 >> 16 {
             0x0106 => Some((PortSpace::Tcp, port)),

@@ -131,7 +131,6 @@ impl<'a> SidrRep<'a> {
     pub(super) fn write(&self, b: &mut Data) {
         b[0..4].copy_from_slice(&self.request.to_be_bytes());
         b[4] = self.status.0;
-        #[allow(clippy::cast_possible_truncation)]
         let len = self.info.len().min(Self::INFO_LEN) as u8;
         b[5] = len;
         put_u24(b, 8, self.qpn.value());

@@ -25,7 +25,6 @@ const fn last_byte() -> Table {
     let mut table = [0; 256];
     let mut value = 0;
     while value < 256 {
-        #[allow(clippy::cast_possible_truncation)]
         let mut crc = value as u32;
         let mut bit = 0;
         while bit < 8 {

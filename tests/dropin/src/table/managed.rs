@@ -2,7 +2,6 @@
 
 use super::{NETDEVS, PERFTEST, Row, Says, Shape};
 
-/// Their rows.
 pub(super) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
     for (program, mode, server, ends, client, says) in MANAGED {

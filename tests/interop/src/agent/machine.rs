@@ -105,10 +105,8 @@ impl Machine {
         }
     }
 
-    /// This machine with a device, which must have `address` if one is given.
-    ///
-    /// # Errors
-    /// The device cannot be opened. The text names the devices that there are, and says what to do.
+    /// This machine with a device, which must have `address` if one is given. Error: the device
+    /// cannot be opened. The text names the devices that there are, and says what to do.
     pub fn with_device(name: &str, address: Option<IpAddr>) -> Result<Self, String> {
         let opened = match address {
             Some(address) => OpenOptions::new().device(name).open(address),
@@ -170,7 +168,6 @@ impl Device {
 
     /// The first address of a family. Link-local addresses are left out: another machine needs a
     /// link to use them.
-    #[must_use]
     pub fn address(&self, ipv6: bool) -> Option<IpAddr> {
         let usable = |address: &IpAddr| match address {
             IpAddr::V4(_) => !ipv6,

@@ -40,10 +40,8 @@ const INLINE: u32 = 64;
 /// Serves scenarios with the kernel's devices, through the system's libibverbs. Each connection to
 /// `address` is one scenario.
 ///
-/// Any client of that address may use the devices, and nothing else of the machine.
-///
-/// # Errors
-/// The address cannot be bound.
+/// Any client of that address may use the devices, and nothing else of the machine. Error: the
+/// address cannot be bound.
 pub fn serve(address: &str) -> io::Result<()> {
     let listener = TcpListener::bind(address)?;
     eprintln!("the verbs agent listens on {}; Ctrl-C ends it", listener.local_addr()?);

@@ -12,22 +12,20 @@ use super::machine::{Kind, Machine};
 use crate::guest::Outcome;
 
 /// A step of a side.
+#[allow(missing_docs, reason = "the names of most fields say all")]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Request {
     /// Describe the machine and its device `name`: [`Reply::Machine`].
     Describe {
         /// As `ibv_devices` lists it. Without a port behind a colon, the first usable one counts.
         name: String,
-        /// One of its addresses.
         address: Option<IpAddr>,
     },
     /// Run one of the [checks](crate::hardware::checks) of the kernel's device.
     Check {
-        /// Which.
         check: String,
         /// The device.
         name: String,
-        /// One of its addresses.
         address: IpAddr,
     },
     /// Start one of the [programs of other projects](crate::matrix::programs), and kill the one
@@ -43,7 +41,6 @@ pub enum Request {
     Open {
         /// As `ibv_devices` lists it. Rocinante ignores it: its device is the one with the address.
         name: String,
-        /// One of its addresses.
         address: IpAddr,
     },
     /// Register a zeroed region. Answered by [`Reply::Region`]; all regions are numbered from 0.
@@ -55,7 +52,6 @@ pub enum Request {
     },
     /// Register a region anew: [`Reply::Region`].
     Rereg {
-        /// Which.
         region: usize,
         /// The new bits of `IBV_ACCESS_*`, if they change.
         access: Option<u32>,
@@ -63,10 +59,7 @@ pub enum Request {
         len: Option<usize>,
     },
     /// Allocate a memory window, not bound; windows are numbered from 0.
-    Window {
-        /// Its type.
-        mw_type: MwType,
-    },
+    Window { mw_type: MwType },
     /// Bind a window: of type 1 by `ibv_bind_mw`, of type 2 by a work request. Answered by
     /// [`Reply::Region`] as soon as it is posted: the address at which peers reach its first byte,
     /// and the new key.
@@ -75,7 +68,6 @@ pub enum Request {
         qp: usize,
         /// Returned in the completion.
         wr_id: u64,
-        /// Which.
         window: usize,
         /// The range to bind to, which need not be inside the region.
         range: Range,
@@ -83,10 +75,7 @@ pub enum Request {
         access: u32,
     },
     /// Deallocate a window.
-    FreeWindow {
-        /// Which.
-        window: usize,
-    },
+    FreeWindow { window: usize },
     /// Register a zeroed region in a protection domain without queue pairs: requests that name it
     /// fail. Answered by [`Reply::Region`].
     ForeignRegion {
@@ -96,29 +85,22 @@ pub enum Request {
         access: u32,
     },
     /// Deregister a region; the others keep their numbers.
-    Deregister {
-        /// Which.
-        region: usize,
-    },
+    Deregister { region: usize },
     /// Store bytes.
     Put {
-        /// The region.
         region: usize,
         /// The first byte.
         offset: usize,
-        /// The bytes.
         bytes: Vec<u8>,
     },
     /// Fill a range with [`pattern`](rocinante_tests::harness::pattern) of a seed.
     Fill {
-        /// The range.
         range: Range,
         /// The pattern's seed.
         seed: u64,
     },
     /// Compare a range with its expected bytes: [`Reply::Difference`].
     Compare {
-        /// The range.
         range: Range,
         /// [`pattern`](rocinante_tests::harness::pattern) of this seed, from this byte of it on;
         /// `None` means zeros.
@@ -128,7 +110,6 @@ pub enum Request {
     Store {
         /// Region and byte.
         at: Range,
-        /// The value.
         value: u64,
     },
     /// Load eight bytes in the machine's order: [`Reply::Value`].
@@ -141,12 +122,7 @@ pub enum Request {
         depth: u32,
     },
     /// Ask for one event of a shared receive queue, once fewer than `limit` receives are left.
-    ArmSrq {
-        /// Which.
-        srq: usize,
-        /// The limit.
-        limit: u32,
-    },
+    ArmSrq { srq: usize, limit: u32 },
     /// Make a queue pair in the INIT state. Answered by [`Reply::Qp`]; queue pairs are numbered
     /// from 0.
     Qp {
@@ -158,39 +134,24 @@ pub enum Request {
         srq: Option<usize>,
     },
     /// Make an address handle; they are numbered from 0.
-    Handle {
-        /// For this address.
-        address: IpAddr,
-    },
+    Handle { address: IpAddr },
     /// Make an address handle for the answer to the last datagram completed.
     HandleOfLast {
         /// The start of the receive that it completed.
         grh: Range,
     },
     /// Attach a queue pair for datagrams to a multicast group.
-    Attach {
-        /// Which.
-        qp: usize,
-        /// The group.
-        group: IpAddr,
-    },
+    Attach { qp: usize, group: IpAddr },
     /// Detach it again.
-    Detach {
-        /// Which.
-        qp: usize,
-        /// The group.
-        group: IpAddr,
-    },
+    Detach { qp: usize, group: IpAddr },
     /// Take a queue pair from RESET to INIT.
     Prepare {
-        /// Which.
         qp: usize,
         /// Rights of the peer.
         access: u32,
     },
     /// Take a queue pair to RTR and RTS.
     Connect {
-        /// Which.
         qp: usize,
         /// The peer; without meaning for datagrams.
         peer: Peer,
@@ -198,22 +159,11 @@ pub enum Request {
         how: Connection,
     },
     /// Change only the state of a queue pair.
-    Modify {
-        /// Which.
-        qp: usize,
-        /// The new state.
-        state: State,
-    },
+    Modify { qp: usize, state: State },
     /// Return the state of a queue pair: [`Reply::State`].
-    Query {
-        /// Which.
-        qp: usize,
-    },
+    Query { qp: usize },
     /// Destroy a queue pair.
-    Destroy {
-        /// Which.
-        qp: usize,
-    },
+    Destroy { qp: usize },
     /// Post send requests.
     Send {
         /// The queue pair.

@@ -21,10 +21,7 @@ pub struct RemoteAgent {
 }
 
 impl RemoteAgent {
-    /// Connects to an agent. Retries for `patience` while nothing listens.
-    ///
-    /// # Errors
-    /// Nothing listens.
+    /// Connects to an agent. Retries for `patience` while nothing listens. Error: nothing listens.
     pub fn connect(address: SocketAddr, patience: Duration) -> Result<Self> {
         let deadline = Instant::now() + patience;
         let stream = loop {

@@ -15,12 +15,10 @@ use rocinante_lab::{ChildGuard, Netns};
 use crate::agent::machine::Kind;
 use crate::matrix::{Losing, Node, Step, Wire, cannot};
 
-/// The place of the loss.
 #[derive(Debug, Clone)]
 pub(super) struct LossPlace {
     /// The namespace, if it is not the present one.
     pub(super) netns: Option<Netns>,
-    /// The interface in it.
     pub(super) interface: String,
     /// Whether the interface is the other end of our veth instead of our own interface.
     pub(super) beyond: bool,

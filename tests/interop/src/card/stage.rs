@@ -22,7 +22,6 @@ use crate::matrix::{Node, Step, cannot};
 /// How long a running agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// The place of the agent.
 #[derive(Debug)]
 enum AgentPlace {
     /// In this process.
@@ -60,7 +59,6 @@ pub(super) struct Stage {
     addresses: Vec<IpAddr>,
     /// The machine with the device.
     pub(super) machine: Machine,
-    /// This machine.
     pub(super) here: Machine,
     software: Result<Software, String>,
     /// The installation of `rocinante run`, made for the first unmodified program.
@@ -68,11 +66,9 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    /// Examines both ends.
-    ///
-    /// # Errors
-    /// No agent, no such device, an address that the device lacks, or no permission: the text says
-    /// what to do. A missing `--ours` is no error: cells with our side are then not run.
+    /// Examines both ends. Error: no agent, no such device, an address that the device lacks, or no
+    /// permission: the text says what to do. A missing `--ours` is no error: cells with our side
+    /// are then not run.
     pub(super) fn new(args: &Args) -> Step<Self> {
         let netns = args.netns.as_deref().map(open_netns).transpose()?;
         let control = AgentPlace::new(&args.agent, netns.as_ref())?;
@@ -102,7 +98,6 @@ impl Stage {
         self.control.agent()
     }
 
-    /// The device's name as given.
     pub(super) fn device_name(&self) -> String {
         self.name.clone()
     }
@@ -116,7 +111,6 @@ impl Stage {
         self.shown().mtus.0
     }
 
-    /// The device's address.
     pub(super) fn device_address(&self, ipv6: bool) -> Step<IpAddr> {
         let found = self.addresses.iter().find(|address| address.is_ipv6() == ipv6).copied();
         found.ok_or_else(|| {

@@ -15,10 +15,8 @@ pub(crate) struct Apt {
 }
 
 impl Apt {
-    /// Makes the view below `dir`, and reads the package lists from the network.
-    ///
-    /// # Errors
-    /// No apt, no sources, no network.
+    /// Makes the view below `dir`, and reads the package lists from the network. Error: no apt, no
+    /// sources, no network.
     pub(crate) fn new(dir: &Path) -> Result<Self> {
         for part in ["lists/partial", "cache/archives/partial", "sources"] {
             fs::create_dir_all(dir.join(part))?;
@@ -30,10 +28,7 @@ impl Apt {
         Ok(apt)
     }
 
-    /// The first of `names` that exists.
-    ///
-    /// # Errors
-    /// None exists.
+    /// The first of `names` that exists. Error: none exists.
     pub(crate) fn first_of(&self, names: &[&str]) -> Result<String> {
         let there = |name: &&&str| {
             self.tool("apt-cache", &["show", "--quiet=2", name])
@@ -46,10 +41,8 @@ impl Apt {
         })
     }
 
-    /// The kernel package behind a meta package such as `linux-image-amd64`.
-    ///
-    /// # Errors
-    /// There is none behind it.
+    /// The kernel package behind a meta package such as `linux-image-amd64`. Error: there is none
+    /// behind it.
     pub(crate) fn kernel_behind(&self, meta: &str) -> Result<String> {
         let plan = self
             .tool("apt-get", &["--simulate", "--no-install-recommends", "install", meta])
@@ -64,10 +57,7 @@ impl Apt {
             .ok_or_else(|| Error::new(format!("the package {meta} brings no kernel")))
     }
 
-    /// Downloads one package alone and unpacks it into `root`.
-    ///
-    /// # Errors
-    /// No network, or no space.
+    /// Downloads one package alone and unpacks it into `root`. Error: no network, or no space.
     pub(crate) fn unpack_one(&self, package: &str, root: &Path) -> Result<()> {
         let place = self.dir.join("one");
         fs::create_dir_all(&place)?;
@@ -80,10 +70,7 @@ impl Apt {
     }
 
     /// Downloads packages with all dependencies and unpacks them into `root`. Returns the names of
-    /// their files.
-    ///
-    /// # Errors
-    /// No network, or no space.
+    /// their files. Error: no network, or no space.
     pub(crate) fn unpack_all(&self, packages: &[&str], root: &Path) -> Result<Vec<String>> {
         let install = ["install", "-y", "--no-install-recommends", "--download-only"];
         self.get(&[&install, packages].concat())?;

@@ -75,10 +75,7 @@ enum JobState {
     Group(Pid),
 }
 
-/// Serves the host until the host falls silent.
-///
-/// # Errors
-/// There is no serial port.
+/// Serves the host until the host falls silent. Error: there is no serial port.
 pub fn serve() -> io::Result<()> {
     let heard = Arc::new(Mutex::new(Instant::now()));
     let last = heard.clone();

@@ -12,10 +12,8 @@ const REGULAR: u32 = 0o100_000;
 const SYMLINK: u32 = 0o120_000;
 
 /// Writes the tree below `root` as one archive. Root owns all entries, and entries are sorted by
-/// name, so equal trees make equal archives.
-///
-/// # Errors
-/// A file cannot be read or the archive cannot be written.
+/// name, so equal trees make equal archives. Error: a file cannot be read or the archive cannot be
+/// written.
 pub(crate) fn write_tree(root: &Path, out: &mut impl Write) -> io::Result<()> {
     let mut archive = Archive { out, inode: 0 };
     archive.directory(root, "")?;

@@ -72,10 +72,8 @@ pub struct Image {
 
 impl Image {
     /// The image in the cache, made now if there is none: that takes about half a minute and the
-    /// network. Several processes may call this at once.
-    ///
-    /// # Errors
-    /// Another architecture, no Debian, no network, a missing program: the error says what to do.
+    /// network. Several processes may call this at once. Error: another architecture, no Debian, no
+    /// network, a missing program: the error says what to do.
     pub fn prepare() -> Result<Self> {
         if cfg!(not(target_arch = "x86_64")) {
             return Err(Error::new("the guest is an x86-64 machine: this is another"));
@@ -97,21 +95,17 @@ impl Image {
     }
 
     /// The kernel, an ELF file.
-    #[must_use]
     pub fn kernel(&self) -> PathBuf {
         self.dir.join("vmlinux")
     }
 
     /// The initial root file system.
-    #[must_use]
     pub fn initrd(&self) -> PathBuf {
         self.dir.join("initrd.cpio")
     }
 
-    /// The Debian packages of the image, one file name per line, the kernel's first.
-    ///
-    /// # Errors
-    /// The cache was tampered with.
+    /// The Debian packages of the image, one file name per line, the kernel's first. Error: the
+    /// cache was tampered with.
     pub fn packages(&self) -> Result<String> {
         Ok(fs::read_to_string(self.dir.join("packages.txt"))?)
     }

@@ -11,10 +11,8 @@ use crate::error::{Error, Result};
 
 /// Extracts the kernel proper from a bzImage. Booted directly (PVH), it need not unpack itself,
 /// which takes seconds on an emulated processor. The offsets are those of
-/// `Documentation/arch/x86/boot.rst`.
-///
-/// # Errors
-/// The image has another format, or the program that unpacks it is missing.
+/// `Documentation/arch/x86/boot.rst`. Error: the image has another format, or the program that
+/// unpacks it is missing.
 pub(crate) fn extract(image: &Path, elf: &Path) -> Result<()> {
     let mut file = File::open(image).map_err(|e| Error::because(image.display(), e))?;
     let mut header = [0; 0x250];
@@ -51,10 +49,8 @@ fn decompress(file: &Path, start: &[u8]) -> Result<Vec<u8>> {
 
 /// Unpacks the modules `wanted`, and their dependencies, into `target` (`lib/modules/VERSION` of
 /// the guest), with the indices by which `modprobe` finds them by name and by alias. A wanted
-/// module that this kernel lacks is left out, unless it is one of `needed` and not built in.
-///
-/// # Errors
-/// One of `needed` is missing, or a file cannot be read or written.
+/// module that this kernel lacks is left out, unless it is one of `needed` and not built in. Error:
+/// one of `needed` is missing, or a file cannot be read or written.
 pub(crate) fn modules(
     source: &Path,
     target: &Path,

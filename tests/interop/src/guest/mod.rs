@@ -109,9 +109,6 @@ pub struct Job {
 impl Guest {
     /// Boots a guest in a lab of its own, which must outlive it, with the programs that are beside
     /// this one.
-    ///
-    /// # Errors
-    /// As [`boot`](Self::boot).
     pub fn beside_this_program() -> Result<(Lab, Self)> {
         let lab = Lab::new(&LabConfig { containers: 1, ..LabConfig::default() })?;
         let program = std::env::current_exe()?;
@@ -124,10 +121,8 @@ impl Guest {
     ///
     /// A hung boot is killed, reported on standard error, and repeated, up to three boots. KVM is
     /// used if a guest boots with it here; the image's directory keeps a note whether one does.
-    ///
-    /// # Errors
-    /// No QEMU, no `/dev/net/tun`, or a guest that does not boot: the text has the end of its
-    /// console.
+    /// Error: no QEMU, no `/dev/net/tun`, or a guest that does not boot: the text has the end of
+    /// its console.
     pub fn boot(lab: &Lab, image: &Image, config: &GuestConfig) -> Result<Self> {
         if !config.programs.join("rocinante-interop").exists() {
             let programs = config.programs.display();
@@ -209,53 +204,43 @@ impl Guest {
     }
 
     /// Release of its kernel.
-    #[must_use]
     pub fn kernel(&self) -> &str {
         &self.kernel
     }
 
     /// The accelerator that executes its instructions.
-    #[must_use]
     pub fn accelerator(&self) -> Accelerator {
         self.accelerator
     }
 
     /// Its interfaces, and their other ends.
-    #[must_use]
     pub fn network(&self) -> &Network {
         &self.network
     }
 
     /// The process id of the virtual machine.
-    #[must_use]
     pub fn id(&self) -> u32 {
         self.machine.id()
     }
 
     /// The last output of its kernel.
-    #[must_use]
     pub fn console(&self) -> String {
         console_tail(&self.console)
     }
 
     /// The kernel's output from its breakdown on, or its last lines.
-    #[must_use]
     pub fn last_words(&self) -> String {
         last_words(&String::from_utf8_lossy(&lock(&self.console)))
     }
 
-    /// Runs `sh -c command` in the guest to its end, at most for `limit`.
-    ///
-    /// # Errors
-    /// The guest is gone. A command that fails is no error: see [`Outcome::code`].
+    /// Runs `sh -c command` in the guest to its end, at most for `limit`. Error: the guest is gone.
+    /// A command that fails is no error: see [`Outcome::code`].
     pub fn run(&self, command: &str, limit: Duration) -> Result<Outcome> {
         self.start(command, limit)?.wait()
     }
 
-    /// Runs `sh -c command` in the guest, which must succeed; returns its standard output.
-    ///
-    /// # Errors
-    /// The command failed, or did not end within `limit`: the text has its output.
+    /// Runs `sh -c command` in the guest, which must succeed; returns its standard output. Error:
+    /// the command failed, or did not end within `limit`: the text has its output.
     pub fn read(&self, command: &str, limit: Duration) -> Result<String> {
         let outcome = self.run(command, limit)?;
         if outcome.code == 0 {
@@ -265,10 +250,7 @@ impl Guest {
         Err(Error::new(format!("in the guest, {command:?} ended with {}: {said}", outcome.code)))
     }
 
-    /// Starts `sh -c command` in the guest, which kills it after `limit`.
-    ///
-    /// # Errors
-    /// The guest is gone.
+    /// Starts `sh -c command` in the guest, which kills it after `limit`. Error: the guest is gone.
     pub fn start(&self, command: &str, limit: Duration) -> Result<Job> {
         let id = self.control.numbers.fetch_add(1, Ordering::Relaxed);
         let (end, ended) = channel();
@@ -299,10 +281,8 @@ impl Drop for Guest {
 }
 
 impl Job {
-    /// Waits until the command ends.
-    ///
-    /// # Errors
-    /// The guest is gone, or reports no end long after the limit. Then the guest is ended.
+    /// Waits until the command ends. Error: the guest is gone, or reports no end long after the
+    /// limit. Then the guest is ended.
     pub fn wait(self) -> Result<Outcome> {
         self.ended.recv_timeout(self.limit.saturating_add(LATE_MAX)).map_err(|error| match error {
             RecvTimeoutError::Disconnected => {
@@ -317,15 +297,11 @@ impl Job {
     }
 
     /// The outcome, if the command has ended.
-    #[must_use]
     pub fn try_wait(&self) -> Option<Outcome> {
         self.ended.try_recv().ok()
     }
 
-    /// Kills the command with all its children.
-    ///
-    /// # Errors
-    /// The guest is gone.
+    /// Kills the command with all its children. Error: the guest is gone.
     pub fn kill(self) -> Result<Outcome> {
         self.control.send(&ControlRequest::Kill { id: self.id })?;
         self.wait()

@@ -7,7 +7,6 @@ use super::control::PORT;
 use super::image::Image;
 use super::tool::Tool;
 
-/// QEMU's program.
 pub(super) const PROGRAM: &str = "qemu-system-x86_64";
 
 /// The accelerator that executes the guest's instructions.
@@ -128,7 +127,6 @@ fn tsc_khz() -> Option<u64> {
         let line = info.lines().find(|line| line.starts_with("cpu MHz"))?;
         line.split_once(':')?.1.trim().parse().ok()
     })?;
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     Some((mhz * 1000.0) as u64)
 }
 

@@ -47,18 +47,13 @@ impl Tool {
         self
     }
 
-    /// Runs the program and returns its standard output.
-    ///
-    /// # Errors
-    /// It is not installed, or it failed: the text has its error output.
+    /// Runs the program and returns its standard output. Error: it is not installed, or it failed:
+    /// the text has its error output.
     pub(crate) fn read(self) -> Result<String> {
         self.bytes().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// As [`read`](Self::read), as bytes.
-    ///
-    /// # Errors
-    /// As [`read`](Self::read).
     pub(crate) fn bytes(mut self) -> Result<Vec<u8>> {
         let output = self.command.output().map_err(|error| match error.kind() {
             ErrorKind::NotFound => Error::new(missing(&self.name)),

@@ -26,10 +26,8 @@ pub struct Check {
 pub static CHECKS: [Check; 2] =
     [Check { name: "device", run: device }, Check { name: "counters", run: counters }];
 
-/// Runs the check or the test of the API with this name on a device.
-///
-/// # Errors
-/// The first deviation from the expected result.
+/// Runs the check or the test of the API with this name on a device. Error: the first deviation
+/// from the expected result.
 pub fn run(name: &str, device: &str, address: IpAddr) -> Step {
     if let Some(test) = verbs::find(name) {
         return test.run(On::Kernel(KernelDevice { name: device.to_owned(), address }));
@@ -40,10 +38,7 @@ pub fn run(name: &str, device: &str, address: IpAddr) -> Step {
     (check.run)(&ctx)
 }
 
-/// Runs all checks and tests and prints the results.
-///
-/// # Errors
-/// The number of failures.
+/// Runs all checks and tests and prints the results. Error: the number of failures.
 pub fn run_all(device: &str, address: IpAddr) -> Step {
     let checks = CHECKS.iter().map(|check| check.name);
     let names: Vec<&str> = checks.chain(verbs::TESTS.iter().map(|test| test.name)).collect();
@@ -61,10 +56,7 @@ pub fn run_all(device: &str, address: IpAddr) -> Step {
 }
 
 /// Prints that it listens, and then a device's asynchronous events, one line each, until there was
-/// none for `seconds`.
-///
-/// # Errors
-/// The error of the device or of the kernel.
+/// none for `seconds`. Error: the error of the device or of the kernel.
 pub fn watch(device: &str, address: IpAddr, seconds: u16) -> Step {
     let ctx = OpenOptions::new().device(device).open(address).map_err(text)?;
     println!("listening to {device}");
@@ -81,9 +73,7 @@ pub fn watch(device: &str, address: IpAddr, seconds: u16) -> Step {
 }
 
 /// Listens for connections, makes one with itself, prints that, and waits until the device is gone.
-///
-/// # Errors
-/// The listener or a connection is not notified, or the listener is notified only once.
+/// Error: the listener or a connection is not notified, or the listener is notified only once.
 pub fn gone(device: &str, address: IpAddr) -> Step {
     const PATIENCE: Duration = Duration::from_secs(30);
     let ctx = OpenOptions::new().device(device).open(address).map_err(text)?;
@@ -109,10 +99,7 @@ pub fn gone(device: &str, address: IpAddr) -> Step {
 }
 
 /// Opens a device as the user with this number, registers `bytes` bytes, and listens for
-/// connections if `listen` is set.
-///
-/// # Errors
-/// The error of the device or of the kernel.
+/// connections if `listen` is set. Error: the error of the device or of the kernel.
 pub fn open(device: &str, address: IpAddr, bytes: usize, user: u32, listen: bool) -> Step {
     if user != 0 {
         setgid(Gid::from_raw(user)).map_err(|error| error.to_string())?;

@@ -60,7 +60,6 @@ pub enum HardwareCell {
 }
 
 /// All cells, or those of the committed subset.
-#[must_use]
 pub fn all(whole: bool) -> Vec<HardwareCell> {
     let mut cells: Vec<HardwareCell> =
         CHECKS.iter().map(|check| HardwareCell::Check(check.name)).collect();
@@ -112,10 +111,8 @@ impl fmt::Display for HardwareCell {
 }
 
 impl HardwareCell {
-    /// Runs the cell; `programs` is the directory that the guest sees at `/host`.
-    ///
-    /// # Errors
-    /// The first deviation from the expected result.
+    /// Runs the cell; `programs` is the directory that the guest sees at `/host`. Error: the first
+    /// deviation from the expected result.
     pub fn run(&self, bench: &Bench, programs: &Path) -> Step {
         let network = bench.guest.network();
         let (device, ip) = (network.device(Link::Veth), network.address(Link::Veth, false));

@@ -22,7 +22,6 @@ const KV_STORE: &str = "kv_store-under-interop";
 
 /// A program with two sides, or with one.
 pub struct HardwareProgram {
-    /// Its name.
     pub(super) name: &'static str,
     /// The command of both sides, before their options.
     program: &'static str,
@@ -62,7 +61,6 @@ const fn two(name: &'static str, command: &'static str, options: &'static str) -
     }
 }
 
-/// All programs.
 pub(super) static PROGRAMS: [HardwareProgram; 15] = [
     HardwareProgram {
         name: "devices",

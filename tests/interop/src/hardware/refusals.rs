@@ -5,7 +5,6 @@ use crate::matrix::Step;
 
 /// Something to break before a device is opened, and the words of the error.
 pub struct Refusal {
-    /// Its name.
     pub(super) name: &'static str,
     /// Commands that break it, and commands that mend it.
     spoil: &'static str,
@@ -36,7 +35,6 @@ const USUAL: Refusal = Refusal {
     says: &[],
 };
 
-/// All refusals.
 pub(super) static REFUSALS: [Refusal; 9] = [
     Refusal {
         name: "no_library",

@@ -21,7 +21,6 @@ use place::CmPlace;
 /// RDMA_PS_TCP.
 #[derive(Debug)]
 struct CmProgram {
-    /// Its name.
     name: &'static str,
     /// The server's and the client's command.
     words: [&'static str; 2],
@@ -29,7 +28,6 @@ struct CmProgram {
     say: [&'static str; 2],
 }
 
-/// All programs.
 static CM_PROGRAMS: [CmProgram; 4] = [
     CmProgram {
         name: "rping",
@@ -90,7 +88,6 @@ pub struct CmCell {
 impl CmCell {
     /// Its name: `cm_rping::ours::packet::veth::v4::4096`, or, of a program on `rocinante run`,
     /// `cm_ucmatose_run::ours::packet::veth::v4::4096`.
-    #[must_use]
     pub fn name(&self) -> String {
         let name = match self.what {
             What::Rping => "rping".to_owned(),
@@ -116,7 +113,6 @@ impl What {
 
 /// Each program with either side as the client, on each backend, with IPv4 and IPv6; and ports
 /// without a listener or a service. Links take turns.
-#[must_use]
 pub fn all() -> Vec<CmCell> {
     let mut cells = Vec::new();
     let programs = CM_PROGRAMS.iter().map(What::Program);
@@ -140,17 +136,14 @@ pub fn all() -> Vec<CmCell> {
 }
 
 /// The part for each test run: of six settings in a row, two.
-#[must_use]
 pub fn subset() -> Vec<CmCell> {
     let cells = all().into_iter().enumerate();
     cells.filter(|(index, _)| (index % 6) % 3 == (index / 6) % 3).map(|(_, cell)| cell).collect()
 }
 
 impl Bench {
-    /// Runs a cell.
-    ///
-    /// # Errors
-    /// One of both fails, or prints something unexpected: the text has the output of both.
+    /// Runs a cell. Error: one of both fails, or prints something unexpected: the text has the
+    /// output of both.
     pub fn run_cm_program(&self, cell: &CmCell, installed: &Installation) -> Step {
         static NEXT: AtomicU16 = AtomicU16::new(0);
         let setting = cell.setting;

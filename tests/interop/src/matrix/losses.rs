@@ -41,9 +41,6 @@ const FREED_MAX: u32 = 2;
 
 impl Losses {
     /// Loses this percentage of the packets of the active side (`true`) or of the passive side.
-    ///
-    /// # Errors
-    /// As [`lose`](super::Wire::lose).
     pub(super) fn begin(s: &Session<'_>, of: &[(bool, f64)]) -> Step<Self> {
         let (of, before) = (of.to_vec(), vec![0; of.len()]);
         let mut losses =
@@ -73,9 +70,6 @@ impl Losses {
     }
 
     /// Packets lost in the direction with fewer losses.
-    ///
-    /// # Errors
-    /// As [`lost`](Losing::lost).
     pub(super) fn least(&self) -> Step<u64> {
         Ok(self.each()?.into_iter().min().unwrap_or(0))
     }
@@ -92,10 +86,7 @@ impl Losses {
         !self.of.is_empty() && kinds == (Kind::SoftRoce, Kind::Rocinante)
     }
 
-    /// Posts requests of the active side.
-    ///
-    /// # Errors
-    /// The error of one of the sides.
+    /// Posts requests of the active side. Error: the error of one of the sides.
     pub(super) fn post(&mut self, s: &mut Session<'_>, list: &[Send]) -> Step {
         if self.may_catch(s) {
             self.heard = s.passive.heard()?;
@@ -104,10 +95,8 @@ impl Losses {
         s.active.post(list)
     }
 
-    /// Takes the next completion of the active side, which must be the success of `wr_id`.
-    ///
-    /// # Errors
-    /// It is another; or there is none, though the request is not stuck.
+    /// Takes the next completion of the active side, which must be the success of `wr_id`. Error:
+    /// it is another; or there is none, though the request is not stuck.
     pub(super) fn succeeds(&mut self, s: &mut Session<'_>, wr_id: u64, opcode: Opcode) -> Step {
         if !self.may_catch(s) {
             return s.active.succeeds(wr_id, opcode);

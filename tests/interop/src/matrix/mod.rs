@@ -50,30 +50,21 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Starts the agent in a guest.
-    ///
-    /// # Errors
-    /// The guest is gone.
+    /// Starts the agent in a guest. Error: the guest is gone.
     pub fn new(lab: Lab, guest: Guest) -> Result<Self> {
         let command = format!("exec /host/rocinante-interop agent [::]:{PORT}");
         let agent = guest.start(&command, Duration::from_secs(24 * 3600))?;
         Ok(Self { _agent: agent, guest, lab })
     }
 
-    /// Runs one cell.
-    ///
-    /// # Errors
-    /// The first deviation from the expected result.
+    /// Runs one cell. Error: the first deviation from the expected result.
     pub fn run(&self, cell: &Cell) -> Step {
         let mut session = self.session(cell)?;
         let done = cell.scenario.run(&mut session);
         done.map_err(|why| format!("{why}; {}", session.standing()))
     }
 
-    /// The two sides of a cell, connected.
-    ///
-    /// # Errors
-    /// The error of one of them.
+    /// The two sides of a cell, connected. Error: the error of one of them.
     pub fn session(&self, cell: &Cell) -> Step<Session<'_>> {
         let setting = cell.setting;
         let network = self.guest.network();
@@ -99,10 +90,7 @@ impl Bench {
     }
 
     /// Runs a scenario between two queue pairs of the kernel's device on the bridge, each with a
-    /// connection of its own to the agent.
-    ///
-    /// # Errors
-    /// The first deviation from the expected result.
+    /// connection of its own to the agent. Error: the first deviation from the expected result.
     pub fn run_between_kernels(&self, scenario: &Scenario, ipv6: bool, mtu: u32) -> Step {
         let link = Link::Veth;
         let container = self.guest.network().container(&self.lab, link);

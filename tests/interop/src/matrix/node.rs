@@ -34,26 +34,21 @@ pub struct Node {
 }
 
 /// `len` bytes of region 0 from `offset`.
-#[must_use]
 pub(super) fn at(offset: usize, len: usize) -> Range {
     Range { region: 0, offset, len }
 }
 
 /// A signaled request.
-#[must_use]
 pub(super) fn signaled(wr_id: u64, op: Op, ranges: &[Range]) -> Send {
     let ranges = ranges.to_vec();
     Send { wr_id, op, ranges, inline: false, signaled: true, solicited: false, fence: false }
 }
 
-/// `SEND`.
 pub(super) const SEND: Op = Op::Send { imm: None };
 
 impl Node {
-    /// Opens the device `device` with `address` on a side called `name`, with its region.
-    ///
-    /// # Errors
-    /// The error of the side.
+    /// Opens the device `device` with `address` on a side called `name`, with its region. Error:
+    /// the error of the side.
     pub fn open(
         mut agent: Box<dyn Agent>,
         name: &str,
@@ -72,19 +67,16 @@ impl Node {
     }
 
     /// The side's name.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Properties of its device.
-    #[must_use]
     pub fn about(&self) -> &About {
         &self.about
     }
 
     /// The kind of its device, as far as it matters for what to expect.
-    #[must_use]
     pub fn kind(&self) -> Kind {
         self.about.kind
     }
@@ -97,17 +89,14 @@ impl Node {
     }
 
     /// All rights that the device can grant.
-    #[must_use]
     pub fn full(&self) -> u32 {
         let flush = if self.about.flush { FLUSH_GLOBAL } else { 0 };
         let atomic = if self.about.atomics { ALL } else { ALL & !REMOTE_ATOMIC };
         atomic | flush
     }
 
-    /// Puts its send queue into SQD.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask); or the device does not support this state.
+    /// Puts its send queue into SQD. Error: as [`ask`](Self::ask); or the device does not support
+    /// this state.
     pub fn stop_sending(&mut self) -> Step {
         let stopped = self.modify(State::Sqd);
         match self.kind() {
@@ -119,21 +108,16 @@ impl Node {
     }
 
     /// Its address.
-    #[must_use]
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
     /// The number of its queue pair 0.
-    #[must_use]
     pub fn qpn(&self) -> u32 {
         self.qpn_of(0)
     }
 
-    /// Does a step.
-    ///
-    /// # Errors
-    /// The error of the side.
+    /// Does a step. Error: the error of the side.
     pub fn ask(&mut self, request: &Request) -> Step<Reply> {
         match self.agent.ask(request) {
             Reply::Failed(why) => Err(format!("{}: {why} ({request:?})", self.name)),
@@ -142,9 +126,6 @@ impl Node {
     }
 
     /// Does a step without a result.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn do_(&mut self, request: &Request) -> Step {
         match self.ask(request)? {
             Reply::Done => Ok(()),
@@ -153,18 +134,12 @@ impl Node {
     }
 
     /// Registers another region.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn region(&mut self, len: usize, access: u32) -> Step<Remote> {
         self.remote_of(&Request::Region { len, access })
     }
 
     /// Makes a queue pair. It takes receives from the shared queue `srq` if that is given. The
     /// first one is the queue pair 0 of all other methods.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn make_qp(&mut self, service: Service, access: u32, srq: Option<usize>) -> Step {
         match self.ask(&Request::Qp { service, access, srq })? {
             Reply::Qp { qpn } => self.qpns.push(qpn),
@@ -174,37 +149,27 @@ impl Node {
     }
 
     /// The number of a queue pair; 0 if there is none.
-    #[must_use]
     pub fn qpn_of(&self, qp: usize) -> u32 {
         self.qpns.get(qp).copied().unwrap_or(0)
     }
 
     /// The data with which a peer connects to a queue pair with the starting PSN `psn`.
-    #[must_use]
     pub fn endpoint(&self, qp: usize, psn: u32) -> Peer {
         Peer { address: self.address, qpn: self.qpn_of(qp), psn }
     }
 
     /// Connects a queue pair, or makes it ready if it is for datagrams.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn connect(&mut self, qp: usize, peer: Peer, how: Connection) -> Step {
         self.do_(&Request::Connect { qp, peer, how })
     }
 
     /// Fills bytes of region 0 with the pattern of `seed`.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn fill(&mut self, range: Range, seed: u64) -> Step {
         self.do_(&Request::Fill { range, seed })
     }
 
     /// Fails unless a range holds the pattern of `seed`, beginning with byte `skip` of the pattern.
-    ///
-    /// # Errors
-    /// It has other bytes, or as [`ask`](Self::ask).
+    /// Error: it has other bytes, or as [`ask`](Self::ask).
     pub fn holds_part(&mut self, range: Range, seed: u64, skip: usize) -> Step {
         self.compare(range, Some((seed, skip)))
     }
@@ -221,33 +186,21 @@ impl Node {
     }
 
     /// Fails unless a range has the pattern of `seed`.
-    ///
-    /// # Errors
-    /// As [`holds_part`](Self::holds_part).
     pub fn holds(&mut self, range: Range, seed: u64) -> Step {
         self.holds_part(range, seed, 0)
     }
 
-    /// Fails unless a range is zero.
-    ///
-    /// # Errors
-    /// It is not, or as [`ask`](Self::ask).
+    /// Fails unless a range is zero. Error: it is not, or as [`ask`](Self::ask).
     pub fn untouched(&mut self, range: Range) -> Step {
         self.compare(range, None)
     }
 
     /// Stores a number in region 0.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn store(&mut self, offset: usize, value: u64) -> Step {
         self.do_(&Request::Store { at: at(offset, 8), value })
     }
 
     /// The number at a place in region 0.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn load(&mut self, offset: usize) -> Step<u64> {
         match self.ask(&Request::Load(at(offset, 8)))? {
             Reply::Value(value) => Ok(value),
@@ -256,53 +209,38 @@ impl Node {
     }
 
     /// Address of a byte of region 0, and its key.
-    #[must_use]
     pub fn remote(&self, offset: usize) -> (u64, u32) {
         (self.buffer.address + offset as u64, self.buffer.rkey)
     }
 
     /// WRITE to a byte of this side's region 0.
-    #[must_use]
     pub fn write_to(&self, offset: usize, imm: Option<u32>) -> Op {
         let (remote, rkey) = self.remote(offset);
         Op::Write { remote, rkey, imm }
     }
 
     /// READ from a byte of this side's region 0.
-    #[must_use]
     pub fn read_from(&self, offset: usize) -> Op {
         let (remote, rkey) = self.remote(offset);
         Op::Read { remote, rkey }
     }
 
     /// Posts send requests to queue pair 0.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn post(&mut self, list: &[Send]) -> Step {
         self.post_on(0, list)
     }
 
     /// Posts receives of one element each to queue pair 0, numbered from `first`.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn receive(&mut self, first: u64, ranges: &[Range]) -> Step {
         self.receive_on(0, first, ranges)
     }
 
     /// Posts one receive of several elements.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn receive_scattered(&mut self, wr_id: u64, ranges: &[Range]) -> Step {
         self.do_(&Request::Recv { qp: 0, first: wr_id, list: vec![ranges.to_vec()] })
     }
 
-    /// Waits for `count` completions.
-    ///
-    /// # Errors
-    /// There are fewer in that time.
+    /// Waits for `count` completions. Error: there are fewer in that time.
     pub fn completions(&mut self, count: usize) -> Step<Vec<Completion>> {
         let found = self.poll(count, PATIENCE_MS)?;
         if found.len() < count {
@@ -313,9 +251,6 @@ impl Node {
     }
 
     /// The completions found within `timeout_ms`, at most `count`.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn poll(&mut self, count: usize, timeout_ms: u64) -> Step<Vec<Completion>> {
         match self.ask(&Request::Poll { count, timeout_ms })? {
             Reply::Completions(found) => Ok(found),
@@ -323,10 +258,8 @@ impl Node {
         }
     }
 
-    /// Takes the next completion, which must be that of `wr_id` with this status.
-    ///
-    /// # Errors
-    /// It is another.
+    /// Takes the next completion, which must be that of `wr_id` with this status. Error: it is
+    /// another.
     pub fn ends(&mut self, wr_id: u64, status: &str) -> Step<Completion> {
         let wc = self.completions(1)?.remove(0);
         self.is_end(&wc, wr_id, status)?;
@@ -340,29 +273,20 @@ impl Node {
         Err(format!("{}: request {wr_id} should end in {status}, but: {wc:?}", self.name))
     }
 
-    /// Takes the next completion, which must be the success of `wr_id`.
-    ///
-    /// # Errors
-    /// It is another.
+    /// Takes the next completion, which must be the success of `wr_id`. Error: it is another.
     pub fn succeeds(&mut self, wr_id: u64, opcode: Opcode) -> Step {
         let wc = self.completions(1)?.remove(0);
         self.is_success(&wc, wr_id, opcode)
     }
 
-    /// Fails unless a completion is the success of `wr_id`.
-    ///
-    /// # Errors
-    /// It is another.
+    /// Fails unless a completion is the success of `wr_id`. Error: it is another.
     pub fn is_success(&self, wc: &Completion, wr_id: u64, opcode: Opcode) -> Step {
         self.is_end(wc, wr_id, "SUCCESS")?;
         self.expect(&wc.opcode, &opcode, "the opcode")
     }
 
     /// Takes the next completion, which must be that of the receive `wr_id` with this length and
-    /// immediate.
-    ///
-    /// # Errors
-    /// It is another.
+    /// immediate. Error: it is another.
     pub fn received(&mut self, wr_id: u64, len: usize, imm: Option<u32>) -> Step {
         let wc = self.ends(wr_id, "SUCCESS")?;
         self.expect(&wc.opcode, &Opcode::Recv, "the opcode")?;
@@ -371,19 +295,13 @@ impl Node {
         self.expect(&wc.imm, &imm, "the immediate")
     }
 
-    /// Posts one request and waits for its success.
-    ///
-    /// # Errors
-    /// It fails.
+    /// Posts one request and waits for its success. Error: it fails.
     pub fn perform(&mut self, wr_id: u64, op: Op, ranges: &[Range]) -> Step {
         self.post(&[signaled(wr_id, op, ranges)])?;
         self.succeeds(wr_id, opcode_of(op))
     }
 
-    /// Fails unless the two values are equal.
-    ///
-    /// # Errors
-    /// They differ.
+    /// Fails unless the two values are equal. Error: they differ.
     pub fn expect<T: PartialEq + std::fmt::Debug>(
         &self,
         found: &T,
@@ -397,9 +315,6 @@ impl Node {
     }
 
     /// The state of queue pair 0.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn state(&mut self) -> Step<State> {
         self.state_of(0)
     }
@@ -420,17 +335,11 @@ impl Node {
     }
 
     /// Changes the state of queue pair 0.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn modify(&mut self, state: State) -> Step {
         self.do_(&Request::Modify { qp: 0, state })
     }
 
     /// Whether there is an event of the completion queue within `timeout_ms`.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn event(&mut self, timeout_ms: u64) -> Step<bool> {
         match self.ask(&Request::Event { timeout_ms })? {
             Reply::Event(was) => Ok(was),
@@ -440,7 +349,6 @@ impl Node {
 }
 
 /// The opcode in the completion of a request.
-#[must_use]
 pub(super) fn opcode_of(op: Op) -> Opcode {
     match op {
         Op::Send { .. } | Op::SendTo { .. } | Op::SendInv { .. } => Opcode::Send,

@@ -33,10 +33,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// The program of this name.
-    ///
-    /// # Errors
-    /// If there is none.
+    /// The program of this name. Error: if there is none.
     pub(crate) fn by_name(name: &str) -> Step<&'static Self> {
         let program = PROGRAMS.iter().find(|program| program.name == name);
         program.ok_or_else(|| format!("there is no program {name:?}"))
@@ -151,7 +148,6 @@ pub struct ProgramCell {
 
 impl ProgramCell {
     /// Its name: `ib_write_bw_run::ours::packet::veth::v4::1024`.
-    #[must_use]
     pub fn name(&self) -> String {
         format!("{}_run::{}", self.program.name, self.setting)
     }
@@ -237,10 +233,8 @@ fn too_slow(why: &str) -> Option<&'static (&'static str, &'static str)> {
 }
 
 impl Bench {
-    /// Runs a program's cell.
-    ///
-    /// # Errors
-    /// One of both fails, or prints something unexpected: the text has the output of both.
+    /// Runs a program's cell. Error: one of both fails, or prints something unexpected: the text
+    /// has the output of both.
     pub fn run_program(&self, cell: &ProgramCell, installed: &Installation) -> Step {
         let setting = cell.setting;
         let network = self.guest.network();
@@ -272,10 +266,8 @@ impl Bench {
 }
 
 impl ProgramCell {
-    /// Runs the cell; `agent` starts the program on the machine with the device.
-    ///
-    /// # Errors
-    /// One of both fails, or prints something unexpected: the text has the output of both.
+    /// Runs the cell; `agent` starts the program on the machine with the device. Error: one of both
+    /// fails, or prints something unexpected: the text has the output of both.
     pub fn run(&self, place: &ProgramPlace<'_>, agent: Box<dyn Agent>) -> Step {
         let Self { program, setting, .. } = *self;
         let port = next_port();

@@ -75,7 +75,6 @@ pub struct Scenario {
     pub(super) needs: Needs,
     /// Changes to the usual plan.
     pub(super) plan: fn(&mut Plan),
-    /// The steps.
     pub(super) run: fn(&mut Session<'_>) -> Step,
 }
 
@@ -110,17 +109,13 @@ impl Scenario {
     }
 
     /// The plan of its connection.
-    #[must_use]
     pub fn plan(&self, mtu: u32) -> Plan {
         let mut plan = Plan::usual(mtu);
         (self.plan)(&mut plan);
         plan
     }
 
-    /// Runs the steps.
-    ///
-    /// # Errors
-    /// The first deviation from the expected result.
+    /// Runs the steps. Error: the first deviation from the expected result.
     pub fn run(&self, session: &mut Session<'_>) -> Step {
         (self.run)(session)
     }
@@ -279,10 +274,8 @@ pub static SCENARIOS: &[Scenario] = &[
 ];
 
 impl<'a> Session<'a> {
-    /// Connects two sides for `scenario`, with `wire` between them.
-    ///
-    /// # Errors
-    /// The error of one of them.
+    /// Connects two sides for `scenario`, with `wire` between them. Error: the error of one of
+    /// them.
     pub fn connect(
         active: Node,
         passive: Node,
@@ -370,13 +363,11 @@ impl<'a> Session<'a> {
     }
 
     /// The path MTU.
-    #[must_use]
     pub fn mtu(&self) -> usize {
         self.plan.how.mtu as usize
     }
 
     /// Lengths around multiples of the path MTU.
-    #[must_use]
     pub fn sizes(&self) -> [usize; 7] {
         let mtu = self.mtu();
         [1, 3, mtu - 1, mtu, mtu + 1, 2 * mtu, 3 * mtu + 7]
@@ -438,7 +429,6 @@ impl<'a> Session<'a> {
     }
 
     /// The recorded departures.
-    #[must_use]
     pub fn noticed(&self) -> &[String] {
         &self.noticed
     }

@@ -40,7 +40,6 @@ pub struct ScriptCell(&'static Script);
 
 impl ScriptCell {
     /// Its name: `script::ghost_ack::rxe`.
-    #[must_use]
     pub fn name(&self) -> String {
         format!("script::{}::rxe", self.0.name)
     }
@@ -83,10 +82,8 @@ pub fn subset() -> Vec<ScriptCell> {
 }
 
 impl Bench {
-    /// Plays a script to the guest's device.
-    ///
-    /// # Errors
-    /// A deviation from the script, or from the known behaviour of Soft-RoCE.
+    /// Plays a script to the guest's device. Error: a deviation from the script, or from the known
+    /// behaviour of Soft-RoCE.
     pub fn run_script(&self, cell: &ScriptCell) -> Step {
         let link = Link::Veth;
         let container = self.guest.network().container(&self.lab, link);

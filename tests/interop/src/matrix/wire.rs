@@ -8,19 +8,15 @@ use crate::agent::machine::Kind;
 /// The carrier of packets between two sides.
 pub trait Wire {
     /// Loses `percent` of the RoCE packets from one side to the other, until the returned value is
-    /// dropped.
-    ///
-    /// # Errors
-    /// The wire cannot lose them: [`cannot`](super::cannot) gives the reason if that is no fault.
+    /// dropped. Error: the wire cannot lose them: [`cannot`](super::cannot) gives the reason if
+    /// that is no fault.
     fn lose(&self, from: &Node, to: &Node, percent: f64) -> Step<Box<dyn Losing>>;
 }
 
 /// A rule that loses packets. Dropping it removes the rule.
 pub trait Losing {
-    /// Number of the kernel's packets that were lost; a super-packet counts as one.
-    ///
-    /// # Errors
-    /// The error text of `nft`.
+    /// Number of the kernel's packets that were lost; a super-packet counts as one. Error: the
+    /// error text of `nft`.
     fn lost(&self) -> Step<u64>;
 }
 

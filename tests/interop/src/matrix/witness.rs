@@ -73,10 +73,7 @@ fn value(name: &str, text: &str) -> Option<u64> {
 impl Bench {
     /// Both sides do all kinds of requests. tshark's view of Rocinante's packets is compared with
     /// the requests: opcode, QPN, PSN, RETH, AtomicETH, AETH and IETH. No packet of either side may
-    /// be malformed.
-    ///
-    /// # Errors
-    /// The first deviation.
+    /// be malformed. Error: the first deviation.
     pub fn witness(&self, setting: Setting) -> Step {
         let scenario = SCENARIOS.iter().find(|scenario| scenario.name == "psn_wraps");
         let scenario = scenario.ok_or("there is no scenario with wrapping PSNs")?;

@@ -38,7 +38,6 @@ const USUAL: Case = Case {
     says: &[],
 };
 
-/// All cases.
 pub(crate) static CASES: [Case; 8] = [
     Case {
         name: "every_part",

@@ -65,11 +65,9 @@ pub(super) unsafe extern "C" fn destroy_ah(ah: *mut abi::Ah) -> c_int {
     })
 }
 
-/// The engine's handle, for a queue pair of this protection domain.
-///
-/// # Errors
-/// `EINVAL` for a handle of another domain, be it of this context or of another: the device knows
-/// handles by numbers, and each context has its own.
+/// The engine's handle, for a queue pair of this protection domain. Error: `EINVAL` for a handle of
+/// another domain, be it of this context or of another: the device knows handles by numbers, and
+/// each context has its own.
 ///
 /// # Safety
 /// As [`Object::of`].

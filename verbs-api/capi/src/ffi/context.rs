@@ -125,7 +125,6 @@ impl Shared {
         self.opened.get()
     }
 
-    /// The next asynchronous event, if there is one.
     pub(super) fn next_event(&self) -> Option<AsyncEvent> {
         let prepared = match self.opened.get() {
             Some(opened) => return opened.device.events.next(),
@@ -207,10 +206,8 @@ pub(super) fn make(verbs: abi::VerbsContext, shared: Shared) -> *mut abi::Contex
     unsafe { &raw mut (*verbs).context }
 }
 
-/// The device knows objects by numbers, and each context has its own.
-///
-/// # Errors
-/// `EINVAL` for objects of two contexts.
+/// The device knows objects by numbers, and each context has its own. Error: `EINVAL` for objects
+/// of two contexts.
 pub(super) fn same(one: *mut abi::Context, other: *mut abi::Context) -> Outcome<()> {
     if one == other { Ok(()) } else { Err(libc::EINVAL) }
 }

@@ -17,7 +17,6 @@ pub(super) trait Private {
     const MAGIC: u64;
 }
 
-/// An object.
 #[repr(C)]
 pub(super) struct Object<P: Private> {
     /// The program may change it at any time.
@@ -34,10 +33,8 @@ impl<P: Private> Object<P> {
         Box::into_raw(Box::new(object)).cast()
     }
 
-    /// The object behind a pointer.
-    ///
-    /// # Errors
-    /// `EINVAL` for NULL and for a pointer to anything but an object of this kind.
+    /// The object behind a pointer. Error: `EINVAL` for NULL and for a pointer to anything but an
+    /// object of this kind.
     ///
     /// # Safety
     /// The pointer is NULL, or that of an object that nothing destroys meanwhile.

@@ -7,7 +7,6 @@ use super::{context, cq, memory, pd, post, qp, query, srq, stubs};
 use crate::abi;
 use crate::devices::Found;
 
-/// Makes a context.
 pub(super) fn open(device: *mut abi::Device, found: &Found) -> Outcome<*mut abi::Context> {
     let shared = context::prepare(found)?;
     let ops = abi::ContextOps {

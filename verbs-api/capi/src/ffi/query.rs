@@ -13,7 +13,6 @@ use crate::abi;
 use crate::convert;
 use crate::devices::CAPABILITIES_EX;
 
-/// The only port.
 const PORT: u32 = 1;
 /// The only key of a partition.
 const PKEY: u16 = 0xffff;

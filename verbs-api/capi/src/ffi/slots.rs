@@ -17,10 +17,8 @@ pub(super) struct Before {
 /// old value of a slot is of no use: before the first call it may be the loader's own code, which
 /// would write the slot anew.
 ///
-/// Calls that a module has begun meanwhile may still go to theirs.
-///
-/// # Errors
-/// A slot's page cannot be made writable (mprotect(2)): this slot stays as it is.
+/// Calls that a module has begun meanwhile may still go to theirs. Error: a slot's page cannot be
+/// made writable (mprotect(2)): this slot stays as it is.
 pub(super) fn stand_before(mark: &CStr, functions: &[Before]) -> io::Result<()> {
     let mut search = Search { mark, functions, done: Ok(()) };
     // SAFETY: the callback gets the pointer to `search`, which outlives the call.
@@ -170,10 +168,7 @@ impl Module {
         })
     }
 
-    /// Points a slot to ours.
-    ///
-    /// # Errors
-    /// As [`stand_before`].
+    /// Points a slot to ours. Error: as [`stand_before`].
     ///
     /// # Safety
     /// The slot is one of this module's.

@@ -29,7 +29,6 @@ pub(super) extern "C" fn zero() -> u64 {
     0
 }
 
-/// Does nothing.
 pub(super) extern "C" fn nothing() {}
 
 /// Returns `EOPNOTSUPP`, where the type of the slot asks for an argument.

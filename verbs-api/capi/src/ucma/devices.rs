@@ -74,9 +74,7 @@ impl Devices {
         devices::list().map_err(|error| error.raw_os_error().unwrap_or(libc::ENODEV))
     }
 
-    /// The device that has an address; of a link-local one, that of its scope.
-    ///
-    /// # Errors
+    /// The device that has an address; of a link-local one, that of its scope. Error:
     /// `EADDRNOTAVAIL`.
     pub(super) fn of(&self, address: SocketAddr) -> Outcome<Found> {
         let zone = zone(address);
@@ -140,10 +138,7 @@ pub(super) fn zone(address: SocketAddr) -> Option<u32> {
 }
 
 /// Our address towards a peer, by the kernel's routes. A destination without an address is this
-/// machine, as for connect(2).
-///
-/// # Errors
-/// The kernel's: there is no route.
+/// machine, as for connect(2). Error: the kernel's: there is no route.
 pub(super) fn toward(
     local: Option<SocketAddr>,
     peer: SocketAddr,

@@ -104,10 +104,7 @@ impl File {
     }
 
     /// Sleeps until there is an event. In a file that is closed meanwhile that is for ever, as in
-    /// the kernel.
-    ///
-    /// # Errors
-    /// `EAGAIN` if the program set `O_NONBLOCK`; `EINTR`.
+    /// the kernel. Error: `EAGAIN` if the program set `O_NONBLOCK`; `EINTR`.
     pub(crate) fn wait(&self) -> Outcome<()> {
         if let Some(fd) = &*self.fd.lock() {
             may_block(fd)?;
@@ -148,10 +145,8 @@ impl File {
     }
 
     /// The next event as the program gets it. It stays the next one if the program's memory does
-    /// not take its length.
-    ///
-    /// # Errors
-    /// `EAGAIN` if there is none; `ENOSPC` if there is too little room for it; what `check` says.
+    /// not take its length. Error: `EAGAIN` if there is none; `ENOSPC` if there is too little room
+    /// for it; what `check` says.
     pub(super) fn read(
         &self,
         room: usize,

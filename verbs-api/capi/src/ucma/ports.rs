@@ -34,7 +34,6 @@ impl Bound {
     }
 }
 
-/// A port of a port space.
 type Key = (PortSpace, u16);
 
 /// The ids that have each port.
@@ -47,9 +46,7 @@ pub(super) struct Ports {
 }
 
 impl Ports {
-    /// Gives the id its port, or a free one for port 0. Returns the address with the port.
-    ///
-    /// # Errors
+    /// Gives the id its port, or a free one for port 0. Returns the address with the port. Error:
     /// `EADDRINUSE` or `EADDRNOTAVAIL` if the port is another's.
     pub(super) fn bind(&mut self, space: PortSpace, mut of: Bound) -> Outcome<SocketAddr> {
         if of.address.port() != 0 {
@@ -122,10 +119,7 @@ impl Ports {
     }
 
     /// The id listens from now on: no other id or process may have its place, with `reuseaddr` or
-    /// without.
-    ///
-    /// # Errors
-    /// As [`bind`](Self::bind).
+    /// without. Error: as [`bind`](Self::bind).
     pub(super) fn listen(&self, space: PortSpace, of: &Bound) -> Outcome<()> {
         let port = of.address.port();
         let owners = self.bound.get(&(space, port));

@@ -48,9 +48,7 @@ impl In<'_> {
     }
 
     /// A socket address. One of IPv6 keeps its scope, which is the interface of a link-local one.
-    ///
-    /// # Errors
-    /// `EINVAL` for a family that there is not.
+    /// Error: `EINVAL` for a family that there is not.
     pub(super) fn address(self, at: usize) -> Outcome<Address> {
         let port = u16::from_be_bytes(self.array(at + 2));
         Ok(match self.u16(at) {

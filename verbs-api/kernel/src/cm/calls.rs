@@ -8,7 +8,7 @@ use std::time::Instant;
 use rocinante_soft::model::cm::UDP_QKEY;
 use rocinante_soft::model::error::VerbsError;
 use rocinante_soft::provider::mailbox::Mailbox;
-use rocinante_soft::provider::manager::{Breaks, Chosen, ListensTo, Manager, Place};
+use rocinante_soft::provider::manager::{Breaks, Chosen, ListensTo, Manager, Place, WithMailbox};
 use rocinante_soft::provider::wake;
 use rocinante_stack::cm::{
     Accept, CmError, ConnId, Connect, ListenerId, QpSide, SidrQueryId, SidrReqId,
@@ -38,11 +38,7 @@ mod room {
 }
 
 impl Manager for Device {
-    fn listen(
-        &self,
-        place: Place,
-        to: ListensTo,
-    ) -> Result<(ListenerId, Arc<Mailbox>), VerbsError> {
+    fn listen(&self, place: Place, to: ListensTo) -> WithMailbox<ListenerId> {
         match to {
             ListensTo::Connections => {
                 self.listen_to(&[Service::Reliable, Service::Unreliable], place)
@@ -65,11 +61,7 @@ impl Manager for Device {
         drop((gone, conns, asks));
     }
 
-    fn connect(
-        &self,
-        ask: &Connect<'_>,
-        qp: Option<Weak<dyn Breaks>>,
-    ) -> Result<(ConnId, Arc<Mailbox>), VerbsError> {
+    fn connect(&self, ask: &Connect<'_>, qp: Option<Weak<dyn Breaks>>) -> WithMailbox<ConnId> {
         fits(ask.private, room::REQ)?;
         let service = match ask.transport {
             Transport::Uc => Service::Unreliable,
@@ -202,12 +194,7 @@ impl Manager for Device {
         }
     }
 
-    fn resolve(
-        &self,
-        local: IpAddr,
-        peer: SocketAddr,
-        private: &[u8],
-    ) -> Result<(SidrQueryId, Arc<Mailbox>), VerbsError> {
+    fn resolve(&self, local: IpAddr, peer: SocketAddr, private: &[u8]) -> WithMailbox<SidrQueryId> {
         fits(private, room::SIDR_REQ)?;
         let cm = self.cm()?;
         let mut table = cm.table()?;
@@ -234,11 +221,7 @@ impl Manager for Device {
 
 impl Device {
     /// Listens at the address, or at all addresses of its place that are not link-local.
-    fn listen_to(
-        &self,
-        services: &[Service],
-        place: Place,
-    ) -> Result<(ListenerId, Arc<Mailbox>), VerbsError> {
+    fn listen_to(&self, services: &[Service], place: Place) -> WithMailbox<ListenerId> {
         let beyond_link = |address: &&IpAddr| match address {
             IpAddr::V4(_) => true,
             IpAddr::V6(address) => !address.is_unicast_link_local(),

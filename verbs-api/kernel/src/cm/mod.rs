@@ -199,10 +199,7 @@ impl Device {
 }
 
 impl Shared {
-    /// The locked table, for a new object.
-    ///
-    /// # Errors
-    /// The manager is dead, so no events would arrive.
+    /// The locked table, for a new object. Error: the manager is dead, so no events would arrive.
     fn table(&self) -> Result<MutexGuard<'_, Table>, VerbsError> {
         let table = self.table.lock();
         // `dead` is set before the table is emptied.

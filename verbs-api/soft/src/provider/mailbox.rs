@@ -46,10 +46,7 @@ impl Mailbox {
         self.tasks.take()
     }
 
-    /// The next event, if there is one.
-    ///
-    /// # Errors
-    /// The reason why no more will come.
+    /// The next event, if there is one. Error: the reason why no more will come.
     pub fn pop(&self) -> Result<Option<CmEvent>, VerbsError> {
         let mut events = self.events.lock();
         let event = events.pop_front();

@@ -14,6 +14,9 @@ use rocinante_stack::wire::cm::{RejReason, SidrStatus};
 use super::mailbox::Mailbox;
 use crate::model::error::VerbsError;
 
+/// A new object, and the mailbox of its events.
+pub type WithMailbox<T> = Result<(T, Arc<Mailbox>), VerbsError>;
+
 /// A queue pair that breaks when the peer ends its connection.
 pub trait Breaks: fmt::Debug + Send + Sync {
     /// Takes it to the error state, so that all posted requests complete.
@@ -23,19 +26,14 @@ pub trait Breaks: fmt::Debug + Send + Sync {
 /// Makes connections, and reports their events in mailboxes.
 pub trait Manager: fmt::Debug + Send + Sync {
     /// Listens on a port, at one of the device's addresses or at all of them.
-    fn listen(&self, place: Place, to: ListensTo)
-    -> Result<(ListenerId, Arc<Mailbox>), VerbsError>;
+    fn listen(&self, place: Place, to: ListensTo) -> WithMailbox<ListenerId>;
 
     /// Stops listening, and rejects the requests that the program has not taken.
     fn unlisten(&self, listener: ListenerId, to: ListensTo);
 
     /// Requests a connection of a queue pair from a peer. `qp` breaks when the peer ends the
     /// connection; `None` if the manager finds the queue pair by its number.
-    fn connect(
-        &self,
-        ask: &Connect<'_>,
-        qp: Option<Weak<dyn Breaks>>,
-    ) -> Result<(ConnId, Arc<Mailbox>), VerbsError>;
+    fn connect(&self, ask: &Connect<'_>, qp: Option<Weak<dyn Breaks>>) -> WithMailbox<ConnId>;
 
     /// The values that the manager has chosen for the queue pair, if it chooses any.
     fn chosen(&self, conn: ConnId) -> Option<Chosen>;
@@ -74,12 +72,7 @@ pub trait Manager: fmt::Debug + Send + Sync {
     ) -> Result<(), VerbsError>;
 
     /// Requests a datagram service, from an address of the device.
-    fn resolve(
-        &self,
-        local: IpAddr,
-        peer: SocketAddr,
-        private: &[u8],
-    ) -> Result<(SidrQueryId, Arc<Mailbox>), VerbsError>;
+    fn resolve(&self, local: IpAddr, peer: SocketAddr, private: &[u8]) -> WithMailbox<SidrQueryId>;
 
     /// Drops the request.
     fn forget_query(&self, query: SidrQueryId);

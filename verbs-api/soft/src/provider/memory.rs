@@ -113,10 +113,8 @@ pub fn is_readable(address: u64, len: usize) -> bool {
 }
 
 /// Brings the pages of a range in, for writing if `writable` (madvise(2), `MADV_POPULATE_READ`).
-/// Linux before 5.14 does not know how: then pages come in when they are used.
-///
-/// # Errors
-/// A page is not mapped, does not permit that, or is behind the end of its file.
+/// Linux before 5.14 does not know how: then pages come in when they are used. Error: a page is not
+/// mapped, does not permit that, or is behind the end of its file.
 pub fn populate(address: u64, len: u64, writable: bool) -> Result<(), Errno> {
     let (start, len) = pages(address, len).ok_or(Errno::NOMEM)?;
     if len == 0 || cfg!(miri) {
@@ -165,10 +163,8 @@ impl Range {
     /// Copies `src` into the range, ascending. The last word is stored last and with release, so
     /// that a thread that sees the last byte sees all bytes. If the range ends with a whole aligned
     /// word, that word is stored at once; other ends are stored byte by byte. Up to `WORDS_MAX`
-    /// bytes of aligned words are stored word by word, each whole and with release.
-    ///
-    /// # Errors
-    /// A part of the range cannot be written; the part before it may have been.
+    /// bytes of aligned words are stored word by word, each whole and with release. Error: a part
+    /// of the range cannot be written; the part before it may have been.
     ///
     /// # Safety
     /// If there is memory, Rust must not refer to it by more than atomics and raw pointers.
@@ -197,10 +193,7 @@ impl Range {
     }
 
     /// Copies the range into `dst`. Up to `WORDS_MAX` bytes of aligned words are loaded word by
-    /// word, ascending, each whole and with acquire.
-    ///
-    /// # Errors
-    /// A part of the range cannot be read.
+    /// word, ascending, each whole and with acquire. Error: a part of the range cannot be read.
     ///
     /// # Safety
     /// As for [`store`](Self::store).
@@ -223,9 +216,7 @@ impl Range {
     }
 
     /// Copies the range into `dst`. Returns the CRC-32 of the copied bytes if the copy computed it.
-    ///
-    /// # Errors
-    /// As for [`load`](Self::load).
+    /// Error: as for [`load`](Self::load).
     ///
     /// # Safety
     /// As for [`store`](Self::store).
@@ -246,10 +237,8 @@ impl Range {
         }
     }
 
-    /// Performs an atomic on the aligned word of the range, against local threads too.
-    ///
-    /// # Errors
-    /// The word cannot be read and written.
+    /// Performs an atomic on the aligned word of the range, against local threads too. Error: the
+    /// word cannot be read and written.
     ///
     /// # Safety
     /// As for [`store`](Self::store), and the range must be 8 bytes, aligned to 8.
@@ -270,10 +259,8 @@ impl Range {
     /// Reads the byte at `at` with acquire, the counterpart of [`store`](Self::store). It reads the
     /// last byte of an aligned word as part of that word, if the range has the whole word. Two
     /// concurrent atomic accesses of different sizes to the same bytes would be a race in Rust's
-    /// model (`std::sync::atomic`, "Memory model for atomic accesses").
-    ///
-    /// # Errors
-    /// The byte cannot be read.
+    /// model (`std::sync::atomic`, "Memory model for atomic accesses"). Error: the byte cannot be
+    /// read.
     ///
     /// # Safety
     /// As for [`store`](Self::store), and `at` must be inside the range.

@@ -17,8 +17,7 @@ fn two_ways(pair: &Pair, rule: &str) {
 fn two_traffic_classes_may_go_two_ways_at_once() {
     let pair = or_skip!(Pair::new());
     two_ways(&pair, "tos 0x10");
-    pair.a.run(|| {
-        let (mut table, mut guard) = (open(), Paths::default());
+    with_table(&pair, |mut table, mut guard| {
         for (tos, gateway) in [(0, "0a"), (0x10, "09"), (0, "0a")] {
             let spec = PathSpec { tos, ..spec("10.9.0.1", "192.0.2.1") };
             let path = table.add(&spec, &mut guard).expect("a path");
@@ -32,8 +31,7 @@ fn the_route_is_that_of_our_ports() {
     for rule in ["ipproto udp dport 4791", "ipproto udp sport 49153"] {
         let pair = or_skip!(Pair::new());
         two_ways(&pair, rule);
-        pair.a.run(|| {
-            let (mut table, mut guard) = (open(), Paths::default());
+        with_table(&pair, |mut table, mut guard| {
             let path = table.add(&spec("10.9.0.1", "192.0.2.1"), &mut guard).expect("a path");
             assert_eq!(hop(&mut table, path.id), "09", "{rule}");
         });

@@ -70,8 +70,7 @@ fn a_path_made_right_after_a_change_goes_where_that_says() {
     let pair = or_skip!(neighbours());
     for (change, expected) in CHANGES {
         pair.a.sh(KNOWN);
-        pair.a.run(|| {
-            let (mut table, mut guard) = (open(), Paths::default());
+        with_table(&pair, |mut table, mut guard| {
             table.monitor.shrink();
             let before = REMOTES.map(|remote| way(&mut table, &mut guard, remote));
             assert_eq!(before, ["07", "07", "0a"], "before {change}");
@@ -98,8 +97,7 @@ fn what_is_remembered_of_one_way_is_not_taken_for_another() {
                ip route add default via 10.9.0.8 table 77
                ip rule add prio 77 from 10.9.0.11 lookup 77
                ip route add tos 0x10 192.0.2.0/24 via 10.9.0.8");
-    pair.a.run(|| {
-        let (mut table, mut guard) = (open(), Paths::default());
+    with_table(&pair, |mut table, mut guard| {
         let near = spec("10.9.0.1", "192.0.2.1");
         let mut way = |spec: PathSpec| {
             let path = table.add(&spec, &mut guard).expect("a path").id;
@@ -119,8 +117,7 @@ fn what_is_remembered_of_one_way_is_not_taken_for_another() {
 #[test]
 fn a_new_path_leaves_from_the_interfaces_new_address() {
     let pair = or_skip!(neighbours());
-    pair.a.run(|| {
-        let (mut table, mut guard) = (open(), Paths::default());
+    with_table(&pair, |mut table, mut guard| {
         let mut from = |table: &mut PathTable| {
             let path = table.add(&spec("10.9.0.1", "10.9.0.7"), &mut guard).expect("a path").id;
             let Some(Hop::Direct(template)) = table.hop(path) else { panic!("it is known") };
@@ -144,8 +141,7 @@ fn a_new_path_leaves_from_the_interfaces_new_address() {
 #[test]
 fn a_path_with_a_reused_id_has_nothing_of_the_one_before() {
     let pair = or_skip!(neighbours());
-    pair.a.run(|| {
-        let (mut table, mut guard) = (open(), Paths::default());
+    with_table(&pair, |mut table, mut guard| {
         let [old, other] = ["10.9.0.7", "fd09::7"].map(|remote| {
             let local = if remote.contains(':') { "fd09::1" } else { "10.9.0.1" };
             table.add(&spec(local, remote), &mut guard).expect("a path").id
@@ -186,8 +182,7 @@ fn a_path_with_a_reused_id_has_nothing_of_the_one_before() {
 fn a_reused_id_does_not_end_a_check_that_is_not_done() {
     let pair = or_skip!(neighbours());
     pair.a.sh("ip neigh change 10.9.0.7 dev v0 nud stale");
-    pair.a.run(|| {
-        let (mut table, mut guard) = (open(), Paths::default());
+    with_table(&pair, |mut table, mut guard| {
         let mut add = |table: &mut PathTable| {
             table.add(&spec("10.9.0.1", "10.9.0.7"), &mut guard).expect("a path").id
         };
@@ -207,8 +202,7 @@ fn a_reused_id_does_not_end_a_check_that_is_not_done() {
 #[test]
 fn a_failure_of_the_guards_path_is_of_the_path_that_has_it_now() {
     let pair = or_skip!(neighbours());
-    pair.a.run(|| {
-        let (mut table, mut guard) = (open(), Paths::default());
+    with_table(&pair, |mut table, mut guard| {
         let mut add = |remote| table.add(&spec("10.9.0.1", remote), &mut guard).expect("a path").id;
         let paths = ["10.9.0.7", "10.9.0.8", "192.0.2.1"].map(&mut add);
         assert_eq!([100, 101, 102].map(|id| table.of_guard(PathId(id))), paths.map(Some));
@@ -224,8 +218,7 @@ fn a_failure_of_the_guards_path_is_of_the_path_that_has_it_now() {
 #[test]
 fn a_path_that_is_refused_takes_nothing() {
     let pair = or_skip!(neighbours());
-    pair.a.run(|| {
-        let (mut table, mut guard) = (open(), Paths::default());
+    with_table(&pair, |mut table, mut guard| {
         let first = table.add(&spec("10.9.0.1", "10.9.0.7"), &mut guard).expect("a path").id;
         let gone = table.add(&spec("10.9.0.1", "10.9.0.7"), &mut guard).expect("a path").id;
         table.remove(gone, &mut guard);
@@ -248,8 +241,7 @@ fn a_path_that_is_refused_takes_nothing() {
 #[test]
 fn without_answers_paths_stay_as_they_are_and_are_looked_at_again() {
     let pair = or_skip!(neighbours());
-    pair.a.run(|| {
-        let (mut table, mut guard) = (open(), Paths::default());
+    with_table(&pair, |mut table, mut guard| {
         let remotes = ["10.9.0.7", "10.9.0.8", "fd09::7"];
         let paths = remotes.map(|remote| {
             let local = if remote.contains(':') { "fd09::1" } else { "10.9.0.1" };
@@ -292,8 +284,7 @@ fn without_answers_paths_stay_as_they_are_and_are_looked_at_again() {
 #[test]
 fn an_idle_path_that_could_not_be_looked_at_is_looked_at_again() {
     let pair = or_skip!(neighbours());
-    pair.a.run(|| {
-        let (mut table, mut guard) = (open(), Paths::default());
+    with_table(&pair, |mut table, mut guard| {
         let path = table.add(&spec("10.9.0.1", "10.9.0.7"), &mut guard).expect("a path").id;
         settle(&mut table);
         let answers = std::mem::replace(&mut table.rtnl, Rtnl::to_nobody().expect("a socket"));

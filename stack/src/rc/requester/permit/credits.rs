@@ -66,7 +66,6 @@ impl Credits {
     /// Whether a message is beyond the limit. The numbers of messages in flight lie close together.
     #[inline]
     fn is_beyond(&self, message: u32) -> bool {
-        #[allow(clippy::cast_possible_truncation)]
         self.limit.is_some_and(|limit| message.wrapping_sub(limit as u32).cast_signed() > 0)
     }
 }
@@ -78,7 +77,6 @@ mod tests {
 
     /// The AETH of a peer that has completed this number of messages, and has two receives.
     fn aeth(completed: u64) -> Aeth {
-        #[allow(clippy::cast_possible_truncation)]
         let msn = (completed & 0xff_ffff) as u32;
         Aeth { syndrome: Syndrome::credits(2), msn }
     }
@@ -104,7 +102,6 @@ mod tests {
     fn a_message_is_beyond_the_limit_over_the_wrap_of_its_count_too() {
         for limit in [5, u64::from(u32::MAX) - 1, u64::from(u32::MAX), 1 << 32, (1 << 33) + 2] {
             let credits = Credits { limit: Some(limit), ..Credits::default() };
-            #[allow(clippy::cast_possible_truncation)]
             let beyond = [limit - 1, limit, limit + 1, limit + 1000]
                 .map(|message| credits.is_beyond(message as u32));
             assert_eq!(beyond, [false, false, true, true], "{limit}");

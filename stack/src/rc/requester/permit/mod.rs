@@ -99,7 +99,6 @@ pub(crate) enum Wait {
     Nothing,
     /// This credit of this receiver, in line.
     Credit(PeerId, Cost),
-    /// This time.
     Until(Time),
 }
 
@@ -137,7 +136,6 @@ impl Permit {
         wait: Wait::Nothing,
     };
 
-    /// One packet.
     pub(super) const ONE: Self = Self { packets: 1, ..Self::NOTHING };
 
     const fn none(limited_by: Limit) -> Self {
@@ -395,7 +393,6 @@ impl Requester {
     #[inline]
     fn credit_for_responses(&self, slot: u32, peers: &Peers) -> Option<(u32, AckRoom)> {
         let spared = peers.spared();
-        #[allow(clippy::cast_possible_truncation)]
         let spare = (spared.bytes / ACK.bytes).min(u64::from(spared.datagrams)) as u32;
         if !self.ack_requests.is_open() && spare > 1 {
             return Some((spare - 1, AckRoom::Kept));

@@ -28,7 +28,6 @@ pub(in crate::rc::requester) fn request_packets(mtu: Mtu, peers: &Peers, flow: &
         false => peers.answers_one_by_one(each),
     };
     let room = room.min(flow.packets());
-    #[allow(clippy::cast_possible_truncation)]
     let run = peers.runs().packets_of(mtu.bytes() + (bth::LEN + ICRC_LEN) as u32);
     let runs = ((room / UNDER_WAY).saturating_sub(SHORT) / run).min(RUNS_MAX);
     let packets = match if flow.is_calm() { runs } else { 0 } {

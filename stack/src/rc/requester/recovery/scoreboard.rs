@@ -41,7 +41,6 @@ pub(super) struct Scoreboard {
 /// The news of a report.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::rc::requester) struct News {
-    /// Something is lost.
     pub(in crate::rc::requester) lost: bool,
     /// Something is held.
     pub(in crate::rc::requester) arrived: bool,
@@ -115,7 +114,6 @@ impl Scoreboard {
 
     fn count_due(&mut self) {
         self.next = 0;
-        #[allow(clippy::cast_possible_truncation)]
         let due = self.lost.iter().filter(|lost| lost.is_due()).count() as u32;
         self.due = due;
     }
@@ -320,7 +318,6 @@ impl Requester {
     }
 }
 
-/// The bits of a report.
 fn bits(report: &[u8]) -> impl Iterator<Item = bool> {
     report.iter().flat_map(|byte| (0..8).map(move |bit| byte & (1 << bit) != 0))
 }

@@ -8,32 +8,22 @@ pub(in crate::matrix) const GRH: usize = 40;
 
 impl Node {
     /// SEND of a datagram along an address handle of this side to queue pair 0 of `peer`.
-    #[must_use]
     pub fn send_to(&self, handle: usize, peer: &Self, qkey: u32, imm: Option<u32>) -> Op {
         Op::SendTo { handle, qpn: peer.qpn(), qkey, imm }
     }
 
     /// Posts send requests to a queue pair.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn post_on(&mut self, qp: usize, list: &[Send]) -> Step {
         self.do_(&Request::Send { qp, list: list.to_vec() })
     }
 
     /// Posts receives of one element each to a queue pair, numbered from `first`.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn receive_on(&mut self, qp: usize, first: u64, ranges: &[Range]) -> Step {
         let list = ranges.iter().map(|range| vec![*range]).collect();
         self.do_(&Request::Recv { qp, first, list })
     }
 
     /// The state of a queue pair.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn state_of(&mut self, qp: usize) -> Step<State> {
         match self.ask(&Request::Query { qp })? {
             Reply::State(state) => Ok(state),
@@ -42,19 +32,13 @@ impl Node {
     }
 
     /// Posts receives of one element each to the shared receive queue 0, numbered from `first`.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn receive_shared(&mut self, first: u64, ranges: &[Range]) -> Step {
         let list = ranges.iter().map(|range| vec![*range]).collect();
         self.do_(&Request::RecvShared { srq: 0, first, list })
     }
 
     /// Takes the next completion, which must be that of the receive `wr_id` on this queue pair,
-    /// with this length.
-    ///
-    /// # Errors
-    /// It is another.
+    /// with this length. Error: it is another.
     pub fn received_on(&mut self, qp: usize, wr_id: u64, len: usize) -> Step<Completion> {
         let wc = self.ends(wr_id, "SUCCESS")?;
         self.expect(&wc.qpn, &self.qpn_of(qp), "the queue pair")?;
@@ -63,10 +47,7 @@ impl Node {
     }
 
     /// Takes the next completion, which must be that of the receive `wr_id`, with a datagram of
-    /// this length and immediate from the queue pair `peer`.
-    ///
-    /// # Errors
-    /// It is another.
+    /// this length and immediate from the queue pair `peer`. Error: it is another.
     pub fn received_from(&mut self, peer: u32, wr_id: u64, len: usize, imm: Option<u32>) -> Step {
         let wc = self.ends(wr_id, "SUCCESS")?;
         self.expect(&wc.opcode, &Opcode::Recv, "the opcode")?;
@@ -75,19 +56,13 @@ impl Node {
         self.expect(&wc.imm, &imm, "the immediate")
     }
 
-    /// Fails if there is a completion within `timeout_ms`.
-    ///
-    /// # Errors
-    /// There is one.
+    /// Fails if there is a completion within `timeout_ms`. Error: there is one.
     pub fn quiet(&mut self, timeout_ms: u64) -> Step {
         let found = self.poll(1, timeout_ms)?;
         self.expect(&found, &vec![], "the list of completions")
     }
 
     /// The bytes of a range.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn bytes(&mut self, range: Range) -> Step<Vec<u8>> {
         match self.ask(&Request::Bytes(range))? {
             Reply::Bytes(bytes) => Ok(bytes),
@@ -96,9 +71,6 @@ impl Node {
     }
 
     /// Number of packets that the device has dropped for a reason; 0 if it does not report drops.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn dropped(&mut self, reason: &str) -> Step<u64> {
         match self.ask(&Request::Drops)? {
             Reply::Drops(all) => {
@@ -110,9 +82,6 @@ impl Node {
     }
 
     /// The packets that the device has received.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn heard(&mut self) -> Step<Heard> {
         match self.ask(&Request::Heard)? {
             Reply::Heard(heard) => Ok(heard),
@@ -121,9 +90,6 @@ impl Node {
     }
 
     /// The next asynchronous event within `timeout_ms`, other than "communication established".
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn async_event(&mut self, timeout_ms: u64) -> Step<Option<String>> {
         loop {
             match self.ask(&Request::Async { timeout_ms })? {

@@ -5,17 +5,11 @@ use crate::agent::proto::{MwType, Opcode, Range, Remote, Reply, Request};
 
 impl Node {
     /// Allocates a window; windows are numbered from 0.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn window(&mut self, mw_type: MwType) -> Step {
         self.do_(&Request::Window { mw_type })
     }
 
     /// Posts the request 90, which binds a window, to the send queue of a queue pair.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn post_bind(
         &mut self,
         qp: usize,
@@ -27,9 +21,7 @@ impl Node {
     }
 
     /// Binds a window by a queue pair, and waits for it. Returns where peers reach its first byte.
-    ///
-    /// # Errors
-    /// The bind fails.
+    /// Error: the bind fails.
     pub fn bind(&mut self, qp: usize, window: usize, range: Range, access: u32) -> Step<Remote> {
         let shown = self.post_bind(qp, window, range, access)?;
         self.succeeds(90, Opcode::BindMw)?;
@@ -37,9 +29,6 @@ impl Node {
     }
 
     /// Does a step with an address and a key as its answer.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
     pub fn remote_of(&mut self, request: &Request) -> Step<Remote> {
         match self.ask(request)? {
             Reply::Region(remote) => Ok(remote),

@@ -91,7 +91,6 @@ impl Total {
         }
         self.violations += report.violations;
         self.seconds = passed.as_secs_f64();
-        #[allow(clippy::cast_precision_loss)]
         let steps = self.steps as f64;
         self.steps_per_second = (steps / self.seconds.max(f64::EPSILON)).round();
     }
