@@ -195,8 +195,8 @@ pub(crate) mod memory {
     /// Bytes of a packet after which the next is prefetched. Less: whole messages are, in vain. Not
     /// measured by itself.
     pub(crate) const PREFETCH_MIN: usize = 1024;
-    /// Nanoseconds without a packet, either way, after which the handler of page faults is looked at
-    /// before the next: the program may have set its own. Less: more system calls, also in an
+    /// Nanoseconds without a packet, either way, after which the handler of page faults is looked
+    /// at before the next: the program may have set its own. Less: more system calls, also in an
     /// exchange of 64 KiB. A sender whose own packets did not count sent 64 B in lists 3 % more
     /// slowly.
     pub(crate) const PAUSE: u64 = 50_000;
