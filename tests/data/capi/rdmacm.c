@@ -249,6 +249,20 @@ static void ports_are_given_once(void)
 	CHECK(!rdma_destroy_id(reusing[1]));
 	CHECK(!rdma_listen(reusing[0], 1));
 	CHECK(rdma_listen(reusing[0], 1) == -1 && errno == EINVAL);
+	// It does not share its port any more, and may not again.
+	reusing[1] = id(on, RDMA_PS_TCP);
+	CHECK(!rdma_set_option(reusing[1], RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &yes,
+			       sizeof yes));
+	CHECK(rdma_bind_addr(reusing[1], at(address, 5003)) == -1 && errno == EADDRINUSE);
+	CHECK(rdma_set_option(reusing[0], RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &yes,
+			      sizeof yes) == -1 && errno == EINVAL);
+	// An id that is bound already may begin to, and not cease.
+	int no = 0;
+	CHECK(!rdma_set_option(first, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &yes, sizeof yes));
+	CHECK(rdma_set_option(first, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &no, sizeof no)
+	      == -1 && errno == EINVAL);
+	CHECK(!rdma_bind_addr(reusing[1], at(address, 5002)));
+	CHECK(!rdma_destroy_id(reusing[1]));
 	struct rdma_cm_id *all[] = { first, second, datagrams, any, reusing[0] };
 	for (int which = 0; which < 5; which++)
 		CHECK(!rdma_destroy_id(all[which]));
