@@ -7,8 +7,10 @@ mod sim;
 
 use std::fs::File;
 
-use rocinante::VerbsError;
 use rocinante::cm::{self, Connecting, DatagramListener, Listener, Params};
+use rocinante::device::Backend;
+use rocinante::verbs::QpType;
+use rocinante::{OpenOptions, VerbsError};
 use rocinante_netdev::sim::SimNet;
 use sim::{ADDRESSES, Side, sides};
 
@@ -73,6 +75,23 @@ fn whoever_finds_no_descriptor_leaves_nothing_and_tries_again() {
         let error = asked.wait(sim::PATIENCE).unwrap_err();
         assert!(matches!(error, VerbsError::Cm(_)), "{error}");
     }
+    // A group of a port of UDP is a socket, and the queue pair is in none without it.
+    let ctx = OpenOptions::new().netdev(Backend::Udp).open(rocinante::doc::addresses().0).unwrap();
+    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(4).unwrap());
+    let qp = pd.qp(&cq, &cq).qp_type(QpType::Ud).build().unwrap().ready().unwrap();
+    let (group, without) = ([239, 1, 1, 1].into(), ctx.resources());
+    for _ in 0..3 {
+        let all = take_all();
+        let refused = qp.attach_mcast(group);
+        drop(all);
+        let refused = refused.expect_err("a socket takes a descriptor");
+        assert!(refused.to_string().contains("Too many open files"), "{refused}");
+        assert_eq!(ctx.resources(), without);
+        qp.attach_mcast(group).unwrap();
+        assert_ne!(ctx.resources(), without);
+        qp.detach_mcast(group).unwrap();
+    }
+    drop((qp, cq, pd, ctx));
     // A device needs descriptors, too, and gives back those that it got.
     let all = take_all();
     let count = || std::fs::read_dir("/proc/self/fd").map(Iterator::count);

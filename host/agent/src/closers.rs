@@ -279,6 +279,18 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_panics_holds_up_none_of_its_share() {
+        let runtime = handled();
+        let (closers, share) = (Arc::<Closers>::default(), Share::Container(1));
+        let job = || panic!("on purpose");
+        let done = async { tokio::time::timeout(SOON, closers.result::<()>(share, job)).await };
+        assert_eq!(runtime.block_on(done), Ok(None));
+        let (to, from) = channel();
+        closers.run(share, move || to.send(()).expect("it waits"));
+        from.recv_timeout(SOON).expect("the next one is done");
+    }
+
+    #[test]
     fn a_thread_takes_over_the_jobs_of_shares_that_found_none() {
         let _handler = handled();
         let closers = Arc::<Closers>::default();

@@ -59,14 +59,19 @@ impl Ends {
     pub(crate) fn end_of(&self, namespace: &Namespace) -> Option<(u32, End)> {
         let mut inner = self.lock();
         let id = inner.namespaces.known_id(namespace.file()).ok()??;
-        let all = inner.fresh().ok()?;
+        let all = inner.fresh(Instant::now()).ok()?;
         let (index, end) = all.iter().find(|(_, end)| end.namespace == id)?;
         Some((*index, end.clone()))
     }
 
     /// All, by their indices.
     pub(crate) fn all(&self) -> io::Result<BTreeMap<u32, End>> {
-        self.lock().fresh().cloned()
+        self.all_at(Instant::now())
+    }
+
+    /// The same for a question at this time.
+    pub(crate) fn all_at(&self, now: Instant) -> io::Result<BTreeMap<u32, End>> {
+        self.lock().fresh(now).cloned()
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -75,15 +80,15 @@ impl Ends {
 }
 
 impl Inner {
-    fn fresh(&mut self) -> io::Result<&BTreeMap<u32, End>> {
-        if self.read.is_none_or(|read| read.elapsed() >= FRESH) {
+    fn fresh(&mut self, now: Instant) -> io::Result<&BTreeMap<u32, End>> {
+        if self.read.is_none_or(|read| now.saturating_duration_since(read) >= FRESH) {
             let links = self.namespaces.links(None)?.into_iter();
             let ends = links.filter_map(|it| {
                 let (namespace, _) = peer_elsewhere(&it)?;
                 Some((it.index, End { name: it.name, namespace }))
             });
             self.all = ends.collect();
-            self.read = Some(Instant::now());
+            self.read = Some(now);
         }
         Ok(&self.all)
     }

@@ -65,6 +65,10 @@ mod tests {
         let of = |state: &str| hook(nowhere, state.as_bytes());
         let named = format!("{{\"id\": \"{}\", \"pid\": 1}}", "x".repeat(CALLED_MAX + 1));
         let long = format!("{{\"id\": \"{}\"", "x".repeat(2 << 20));
+        let annotated = |key: &str| {
+            let value = "x".repeat(CALLED_MAX + 1);
+            format!("{{\"id\": \"a\", \"pid\": 1, \"annotations\": {{\"{key}\": \"{value}\"}}}}")
+        };
         for (state, said) in [
             ("", "EOF"),
             ("[]", "expected"),
@@ -76,6 +80,8 @@ mod tests {
             (r#"{"id": "a", "pid": 1, "annotations": []}"#, "map"),
             (&long, "EOF"),
             (&named, "too long"),
+            (&annotated(MANAGER), "too long"),
+            (&annotated(CLASS), "too long"),
             (r#"{"ociVersion": "1.0.2", "id": "a", "pid": 1, "bundle": "/b"}"#, "no agent runs"),
         ] {
             let error = of(state).expect_err(state).to_string();

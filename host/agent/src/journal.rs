@@ -364,6 +364,17 @@ mod tests {
         assert_eq!(journal.name(Share::Container(9)), "net:[9]");
     }
 
+    /// Those between count for the sum.
+    #[test]
+    fn a_refusal_that_goes_on_is_written_once_a_minute() {
+        let (journal, start) = (Journal::default(), Instant::now());
+        let is_said = |second: &u64| {
+            let now = start + Duration::from_secs(*second);
+            !written(true, || journal.refused(ONE, None, &refused(Code::Busy), now)).is_empty()
+        };
+        assert_eq!((0..200).filter(is_said).collect::<Vec<u64>>(), [0, 60, 120, 180]);
+    }
+
     #[test]
     fn the_own_trouble_is_written_once_a_minute() {
         let (mut seldom, now) = (Seldom::default(), Instant::now());

@@ -295,6 +295,13 @@ mod tests {
         assert_eq!(fresh(0, now), REMEMBERED_MAX);
         assert_eq!(fresh(100_000, now), 0);
         assert_eq!(fresh(100_000, now + Duration::from_secs(1)), REMEMBERED_MAX);
+        // One whose requests take long is remembered until they are over.
+        let long = held(&limits, 7, now + Duration::from_secs(2));
+        let later = now + Duration::from_secs(4);
+        assert_eq!((long.len(), fresh(200_000, later)), (AT_ONCE_MAX, REMEMBERED_MAX - 1));
+        assert!(limits.enter(Share::Container(7), later).is_none(), "it has all its places");
+        drop(long);
+        assert_eq!(held(&limits, 7, later).len(), AT_ONCE_MAX);
     }
 
     fn in_time(work: impl Future<Output = ()>) {
@@ -326,6 +333,23 @@ mod tests {
             let each = |of| limits.enter(Share::Container(of), now);
             let many: Vec<Permit> = (100..200).filter_map(each).collect();
             assert_eq!(turns(&many).await.len(), WORKED_MAX);
+        });
+    }
+
+    /// As many containers as there are places wait until they have not asked too often.
+    #[test]
+    fn who_asks_too_often_waits_without_a_place() {
+        in_time(async {
+            let (limits, now) = (Arc::new(Limits::new(1)), Instant::now());
+            let enter = |of| limits.enter(Share::Container(of), now).expect("room");
+            let many: Vec<Permit> = (1..=WORKED_MAX as u64).map(enter).collect();
+            // None of them has a request more for an hour.
+            assert!(many.iter().all(|it| it.counts(now + Duration::from_secs(3600))));
+            let mut waiting: Vec<_> = many.iter().map(|it| Box::pin(it.turn(false))).collect();
+            for turn in &mut waiting {
+                tokio::time::timeout(Duration::ZERO, turn).await.expect_err("not yet");
+            }
+            assert_eq!(turns(&[enter(0)]).await.len(), 1);
         });
     }
 

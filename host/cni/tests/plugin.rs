@@ -206,11 +206,18 @@ fn without_an_agent_a_container_waits_unless_that_is_not_required() {
         assert_eq!(said["code"], code, "{said}");
         assert!(said["details"].as_str().is_some_and(|it| it.contains("no agent runs")), "{said}");
     }
-    config["required"] = false.into();
+    (config["required"], config["mtu"]) = (false.into(), 4200.into());
     let (is_good, said) = call("ADD", &ALL, &config.to_string());
-    assert!(is_good && said == config["prevResult"], "{said}");
+    assert!(is_good && said == config["prevResult"], "nothing was set: {said}");
     for command in ["CHECK", "STATUS"] {
         assert!(call(command, &ALL, &config.to_string()).0, "{command}");
+    }
+    // Nor is one that refuses required.
+    for (command, expected) in [("ADD", &config["prevResult"]), ("CHECK", &Value::Null)] {
+        let agent = place.agent(REFUSED);
+        let (is_good, said) = call(command, &ALL, &config.to_string());
+        agent.join().expect("an agent");
+        assert!(is_good && said == *expected, "{command}: {said}");
     }
 }
 

@@ -249,9 +249,32 @@ static void ports_are_given_once(void)
 	CHECK(!rdma_destroy_id(reusing[1]));
 	CHECK(!rdma_listen(reusing[0], 1));
 	CHECK(rdma_listen(reusing[0], 1) == -1 && errno == EINVAL);
+	// It does not share its port any more, and may not again.
+	reusing[1] = id(on, RDMA_PS_TCP);
+	CHECK(!rdma_set_option(reusing[1], RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &yes,
+			       sizeof yes));
+	CHECK(rdma_bind_addr(reusing[1], at(address, 5003)) == -1 && errno == EADDRINUSE);
+	CHECK(rdma_set_option(reusing[0], RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &yes,
+			      sizeof yes) == -1 && errno == EINVAL);
+	// An id that is bound already may begin to, and not cease.
+	int no = 0;
+	CHECK(!rdma_set_option(first, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &yes, sizeof yes));
+	CHECK(rdma_set_option(first, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &no, sizeof no)
+	      == -1 && errno == EINVAL);
+	CHECK(!rdma_bind_addr(reusing[1], at(address, 5002)));
+	CHECK(!rdma_destroy_id(reusing[1]));
 	struct rdma_cm_id *all[] = { first, second, datagrams, any, reusing[0] };
 	for (int which = 0; which < 5; which++)
 		CHECK(!rdma_destroy_id(all[which]));
+	// Where the way to a peer begins an id has its port, and nowhere else.
+	first = id(on, RDMA_PS_TCP);
+	CHECK(!rdma_resolve_addr(first, NULL, at(address, 1), 1000));
+	CHECK(status_of(on, RDMA_CM_EVENT_ADDR_RESOLVED) == 0);
+	int its = ntohs(rdma_get_src_port(first));
+	second = id(on, RDMA_PS_TCP);
+	CHECK(rdma_bind_addr(second, at(address, its)) == -1 && errno == EADDRINUSE);
+	CHECK(!rdma_bind_addr(second, at("127.0.0.1", its)));
+	CHECK(!rdma_destroy_id(first) && !rdma_destroy_id(second));
 	// The port is free again.
 	first = id(on, RDMA_PS_TCP);
 	CHECK(!rdma_bind_addr(first, at(address, 5002)));
@@ -331,6 +354,32 @@ static void a_backlog_is_of_unread_requests(void)
 	rdma_destroy_event_channel(there);
 }
 
+// Two of one channel.
+static void each_listener_has_a_backlog(void)
+{
+	struct rdma_event_channel *here = channel(), *there = channel();
+	struct rdma_cm_id *servers[2], *clients[2];
+	for (int which = 0; which < 2; which++) {
+		servers[which] = listener(there, RDMA_PS_TCP, 5042 + which, 1);
+		clients[which] = routed(here, RDMA_PS_TCP, 5042 + which);
+		ask(clients[which], "");
+	}
+	// A refusal would come after half a second.
+	CHECK(!is_readable(here, 1500));
+	for (int which = 0; which < 2; which++) {
+		struct rdma_cm_event *asked = event(there, RDMA_CM_EVENT_CONNECT_REQUEST);
+		struct rdma_cm_id *child = asked->id;
+		CHECK(asked->listen_id == servers[which] && !rdma_ack_cm_event(asked));
+		gone(child);
+		CHECK(status_of(here, RDMA_CM_EVENT_REJECTED) == 28);
+		gone(clients[which]);
+	}
+	gone(servers[0]);
+	gone(servers[1]);
+	rdma_destroy_event_channel(here);
+	rdma_destroy_event_channel(there);
+}
+
 static void nothing(int signal)
 {
 	(void)signal;
@@ -365,6 +414,22 @@ static void events_move_with_their_id(void)
 	CHECK(stayed->id == stayer && !rdma_ack_cm_event(stayed) && !is_readable(from, 0));
 	gone(mover);
 	gone(stayer);
+	// The request to a listener moves along, and is decided on there.
+	struct rdma_event_channel *here = channel();
+	struct rdma_cm_id *server = listener(from, RDMA_PS_TCP, 5041, 1);
+	struct rdma_cm_id *client = routed(here, RDMA_PS_TCP, 5041);
+	ask(client, "");
+	CHECK(is_readable(from, 5000));
+	CHECK(!rdma_migrate_id(server, to) && !is_readable(from, 0) && is_readable(to, 0));
+	struct rdma_cm_event *asked = event(to, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *child = asked->id;
+	CHECK(asked->listen_id == server && !rdma_reject(child, NULL, 0));
+	CHECK(!rdma_ack_cm_event(asked));
+	CHECK(status_of(here, RDMA_CM_EVENT_REJECTED) == 28);
+	gone(child);
+	gone(client);
+	gone(server);
+	rdma_destroy_event_channel(here);
 	rdma_destroy_event_channel(from);
 	rdma_destroy_event_channel(to);
 }
@@ -889,6 +954,7 @@ int main(int argc, char **argv)
 		{ "ports are given once", ports_are_given_once },
 		{ "who is not there, or refuses", who_is_not_there_or_refuses },
 		{ "a backlog is of unread requests", a_backlog_is_of_unread_requests },
+		{ "each listener has a backlog", each_listener_has_a_backlog },
 		{ "waiting ends as a read does", waiting_ends_as_a_read_does },
 		{ "events move with their id", events_move_with_their_id },
 		{ "channels have high numbers", channels_have_high_numbers },

@@ -65,6 +65,8 @@ mod tests {
         known.set_peer(b, peer);
         let of = |qpn| (known.context_of(qpn), known.peer_of(qpn));
         assert_eq!((of(a), of(b)), ((0, None), (7, Some(peer))));
+        known.insert(Qpn::new(3), 0);
+        assert_eq!(of(b), (7, Some(peer)), "one that comes later has no value");
         known.remove(b);
         assert_eq!((of(a), of(b)), ((0, None), (0, None)));
     }

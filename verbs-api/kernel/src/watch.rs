@@ -185,6 +185,25 @@ mod tests {
         }
     }
 
+    /// Each of two channels of a device.
+    #[test]
+    fn each_of_two_sources_wakes_its_own_tasks() {
+        let watcher = Watcher::default();
+        let both = [(); 2].map(|()| {
+            let (own, far) = UnixStream::pair().unwrap();
+            let (woken, wakes) = channel();
+            let (tasks, waker) = (Arc::new(Wakers::default()), Arc::new(Task(woken)).into());
+            tasks.set(1, &waker);
+            watcher.watch(Source::Any(Arc::new(own.into()), tasks)).unwrap();
+            (far, wakes)
+        });
+        for (far, wakes) in both.iter().rev() {
+            wakes.try_recv().expect_err("it is not readable");
+            (&*far).write_all(b"x").unwrap();
+            wakes.recv_timeout(Duration::from_secs(30)).expect("woken");
+        }
+    }
+
     #[test]
     fn tasks_of_a_device_that_is_removed_are_woken_and_do_not_wait_again() {
         let (watcher, tasks) = (Watcher::default(), Arc::new(Wakers::default()));

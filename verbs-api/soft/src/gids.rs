@@ -64,13 +64,13 @@ impl Followed {
     }
 
     pub(super) fn gids(&self) -> Vec<Option<IpAddr>> {
-        self.following.lock().table.entries.clone()
+        self.following.lock().state.table.entries.clone()
     }
 
     /// Takes over the places that another context's addresses have.
     pub(super) fn take_places(&self, gids: &[Option<IpAddr>]) {
         let mut following = self.following.lock();
-        let Following { watch, table, .. } = &mut *following;
+        let Following { watch, state: State { table, .. } } = &mut *following;
         if table.only.is_none() {
             table.entries = gids.to_vec();
             table.follow(watch.interface());
@@ -117,10 +117,16 @@ impl Drop for Followed {
     }
 }
 
-/// The port as it was at the last look.
+/// The port, which the kernel announces changes of.
 #[derive(Debug)]
 struct Following {
     watch: InterfaceWatch,
+    state: State,
+}
+
+/// The port as it was at the last look.
+#[derive(Debug)]
+struct State {
     table: GidTable,
     up: bool,
     /// The interface is gone, which was reported.
@@ -132,18 +138,23 @@ impl Following {
     fn open(index: u32, table: GidTable) -> io::Result<Self> {
         let watch = InterfaceWatch::open(index)?;
         let up = watch.interface().is_some_and(|interface| interface.up);
-        let mut this = Self { watch, table, up, gone: false };
+        let mut state = State { table, up, gone: false };
         // An address of before may be gone.
-        this.table.follow(this.watch.interface());
-        Ok(this)
+        state.table.follow(watch.interface());
+        Ok(Self { watch, state })
     }
 
     /// Looks at the port if the kernel announced a change. Hands new events to `each`.
-    fn look(&mut self, mut each: impl FnMut(AsyncEvent)) {
-        if !self.watch.look() || self.gone {
-            return;
+    fn look(&mut self, each: impl FnMut(AsyncEvent)) {
+        if self.watch.look() && !self.state.gone {
+            self.state.follow(self.watch.interface(), each);
         }
-        let interface = self.watch.interface();
+    }
+}
+
+impl State {
+    /// Takes the interface over as it is now. Hands new events to `each`.
+    fn follow(&mut self, interface: Option<&Interface>, mut each: impl FnMut(AsyncEvent)) {
         self.gone = interface.is_none();
         let up = interface.is_some_and(|interface| interface.up);
         let was_up = std::mem::replace(&mut self.up, up);
@@ -203,6 +214,28 @@ mod tests {
             assert_eq!(table.entries, expected.collect::<Vec<_>>(), "{addresses:?}");
         }
         assert!(table.follow(None) && table.entries == [None; 4]);
+    }
+
+    /// Whatever changed since the last look, each change is an event.
+    #[test]
+    fn changes_that_come_together_are_all_told() {
+        use AsyncEvent::{DeviceFatal, GidChange, PortActive, PortErr};
+        let mut state = State { table: GidTable::new(&[ip(1)], true), up: true, gone: false };
+        for (up, addresses, events) in [
+            (true, &[1][..], &[][..]),
+            (false, &[1], &[PortErr]),
+            (true, &[1, 2], &[PortActive, GidChange]),
+            (true, &[2], &[GidChange]),
+            (false, &[], &[PortErr, GidChange]),
+        ] {
+            let mut told = Vec::new();
+            let now = Interface { up, ..interface(addresses) };
+            state.follow(Some(&now), |event| told.push(event));
+            assert_eq!(told, events, "{addresses:?}");
+        }
+        let mut told = Vec::new();
+        state.follow(None, |event| told.push(event));
+        assert_eq!((told, state.gone), (vec![DeviceFatal], true));
     }
 
     #[test]

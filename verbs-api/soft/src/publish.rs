@@ -76,6 +76,20 @@ impl Shard {
         self.publish_rows(ROWS_EACH);
     }
 
+    /// The objects that it publishes; the first shard's are those, too, of which all have the same.
+    #[must_use]
+    pub fn objects(&self) -> [usize; OBJECTS.len()] {
+        let Self { engine, host, turns, .. } = self;
+        let shared = |count: usize| if turns.shard == 0 { count } else { 0 };
+        [
+            turns.pds,
+            shared(host.cqs.len()),
+            engine.srq_count(),
+            engine.qp_count(),
+            shared(host.regions.len()),
+        ]
+    }
+
     /// Publishes all, for the last time. A signal handler may be there: it takes no lock.
     pub(super) fn publish_all(&mut self) {
         self.turns.row = 0;
@@ -85,18 +99,8 @@ impl Shard {
     fn publish_rows(&mut self, count: usize) {
         let Some(publisher) = self.turns.publisher.clone() else { return };
         let Some(page) = publisher.slots.page() else { return };
-        let counters = counted(self).of_kernel();
+        let (counters, objects) = (counted(self).of_kernel(), self.objects());
         let Self { engine, host, turns, .. } = self;
-        let is_first = turns.shard == 0;
-        // All shards have the same of these.
-        let shared = |count: usize| if is_first { count } else { 0 };
-        let objects: [usize; OBJECTS.len()] = [
-            turns.pds,
-            shared(host.cqs.len()),
-            engine.srq_count(),
-            engine.qp_count(),
-            shared(host.regions.len()),
-        ];
         page.publish(&publisher.head, turns.shard, |section| {
             section.objects(objects);
             section.counters(counters.map(|(_, _, count)| count));

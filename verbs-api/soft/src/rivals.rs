@@ -332,4 +332,17 @@ mod tests {
         POLLER.with_borrow_mut(|poller| poller.rivals = Rivals::new());
         assert_eq!(misses(100 * EmptyPolls::LOOK), 0);
     }
+
+    /// Polls are counted from 0 again after 2^32 of them, which takes minutes.
+    #[test]
+    fn a_thread_that_polls_for_very_long_sleeps_as_well() {
+        let polls = u32::MAX - EmptyPolls::LOOK;
+        let empty_polls = EmptyPolls { polls: polls.into(), found: polls.into() };
+        POLLER.with_borrow_mut(|poller| {
+            let until = Some(Instant::now() + Duration::from_secs(60));
+            poller.rivals = Rivals { until, spin: Duration::ZERO, ..Rivals::new() };
+        });
+        let misses = (0..10 * EmptyPolls::LOOK).filter(|_| empty_polls.missed().is_some());
+        assert!(misses.count() >= 9);
+    }
 }

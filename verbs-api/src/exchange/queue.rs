@@ -418,3 +418,28 @@ impl QueueWatch {
         shared.ended.is_some() || says_why_it_gave_up(&shared.came)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The interface may have its addresses in any order.
+    #[test]
+    fn a_peer_is_reached_from_an_address_of_its_kind() {
+        let all = ["fe80::1", "fd00::1", "10.0.0.1", "fe80::2"];
+        let own = |from: &[&str]| from.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<_>>();
+        for (from, peer, index) in [
+            (&all[..], "10.0.0.9", 2),
+            (&all, "fe80::9", 0),
+            (&all, "fd00::9", 1),
+            (&all, "2001:db8::9", 1),
+            // Where there is none of its kind one of its family may do.
+            (&all[..1], "fd00::9", 0),
+            (&all[1..3], "fe80::9", 0),
+            (&all[2..], "fd00::9", 1),
+            (&all[2..3], "fd00::9", 0),
+        ] {
+            assert_eq!(gid_for(&own(from), peer.parse().unwrap()), index, "{from:?} {peer}");
+        }
+    }
+}

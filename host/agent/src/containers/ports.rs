@@ -236,7 +236,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::containers::{Container, subject};
-    use crate::limits::Limits;
+    use crate::limits::{Limits, Share};
     use crate::state::StateFile;
 
     /// An agent with containers at the ends 3 and 4.
@@ -506,6 +506,44 @@ mod tests {
         world.containers.configure(class("[[class]]\nname = \"default\"\nports_max = 6"));
         assert_eq!(world.all(3, &request(1)).0.len(), 6);
         assert_eq!(world.all(5, &request(1)).0.len(), 6 - held.len());
+    }
+
+    /// Two ends of one container, each in a class of its own, in both orders.
+    #[test]
+    fn a_container_asks_as_often_as_the_stricter_of_its_classes_says() {
+        for (first, second) in [(2, 5), (5, 2)] {
+            let world = World::new(&format!("stricter-{first}"), &Config::default());
+            world.comes(5);
+            world.containers.lock().containers.get_mut(&4).expect("it is there").namespace = 3;
+            let text = format!(
+                "requests_per_second = 9\n\
+                 [[class]]\nname = \"a\"\ncontainers = [\"end3\"]\nrequests_per_second = {first}\n\
+                 [[class]]\nname = \"b\"\ncontainers = [\"end4\"]\nrequests_per_second = {second}"
+            );
+            world.containers.configure(toml::from_str(&text).expect("a configuration"));
+            let (limits, now) = (&world.containers.limits, std::time::Instant::now());
+            let counts =
+                |of| limits.enter(Share::Container(of), now).is_some_and(|it| it.counts(now));
+            let asked = [3, 5].map(|of| (0..20).filter(|_| counts(of)).count());
+            assert_eq!(asked, [2, 9], "{first}, {second}");
+        }
+    }
+
+    /// Whichever of its ends a request came by.
+    #[test]
+    fn a_container_of_two_ends_stays_while_a_request_is_under_way() {
+        use crate::control::Reply;
+        let ends = [2_000_000_000, 2_000_000_001];
+        for asking in ends {
+            let world = World::new(&format!("either-{asking}"), &Config::default());
+            world.containers.lock().containers.clear();
+            ends.into_iter().for_each(|end| world.comes(end));
+            let _room = world.reserve(asking, &request(1)).expect("room");
+            let mut said = Vec::new();
+            world.containers.release(Some("end2000000000"), false, &mut |it| said.push(it));
+            assert!(said.iter().all(|it| matches!(it, Reply::Kept { .. })), "{asking}: {said:?}");
+            assert_eq!((said.len(), world.containers.totals().containers), (2, 2));
+        }
     }
 
     #[test]

@@ -466,6 +466,19 @@ fn links_of_other_namespaces_are_known_and_heard_of() {
 }
 
 #[test]
+fn an_end_that_comes_is_seen_however_often_one_asks() {
+    let (host, container) = or_skip!("host::an_end_that_comes", host_and_container());
+    host.run(|| {
+        let ends = crate::ends::Ends::new().expect("netlink");
+        let begun = Instant::now();
+        let count = |ms| ends.all_at(begun + Duration::from_millis(ms)).expect("a list").len();
+        assert_eq!(count(0), 1);
+        host.sh(&format!("ip link add h1 type veth peer name eth1 netns {}", container.path()));
+        assert_eq!([30, 60, 90].map(count), [1, 2, 2]);
+    });
+}
+
+#[test]
 fn the_owner_of_a_namespace_is_told() {
     let (_, container) = or_skip!("host::the_owner_of_a_namespace", host_and_container());
     let inode = |fd: &std::fs::File| {

@@ -104,17 +104,11 @@ impl Shaper {
         carries: Rate,
         portions: &[Portion],
     ) -> io::Result<()> {
-        let mut classes = BTreeMap::new();
-        let mut class_of = BTreeMap::new();
-        for portion in portions {
-            let mut number = portion.end % CLASSES_MAX;
-            while classes.contains_key(&(FIRST + number)) {
-                number = (number + 1) % CLASSES_MAX;
-            }
-            let class = FIRST + number;
-            classes.insert(class, portion);
-            class_of.extend(portion.addresses.iter().map(|address| (key(*address), class)));
-        }
+        let classes = by_class(portions);
+        let class_of = classes.iter().flat_map(|(class, portion)| {
+            portion.addresses.iter().map(|address| (key(*address), *class))
+        });
+        let class_of = class_of.collect();
         self.set_class(link, ROOT_OF_ALL, WHOLE, (carries, carries))?;
         let rest = carries.without(portions.iter().map(|portion| portion.rate));
         self.set_class(link, WHOLE, REST, (rest, carries))?;
@@ -190,6 +184,19 @@ impl Shaper {
         })?;
         Ok(classes)
     }
+}
+
+/// The portions by their classes: that of a container is the one of its end's number, or the next.
+fn by_class(portions: &[Portion]) -> BTreeMap<u32, &Portion> {
+    let mut classes = BTreeMap::new();
+    for portion in portions {
+        let mut number = portion.end % CLASSES_MAX;
+        while classes.contains_key(&(FIRST + number)) {
+            number = (number + 1) % CLASSES_MAX;
+        }
+        classes.insert(FIRST + number, portion);
+    }
+    classes
 }
 
 /// The parent of the class of the whole link.
@@ -288,4 +295,22 @@ fn code(class_of: &Map) -> Vec<Insn> {
     asm.mov_imm(R0, TCX_NEXT);
     asm.exit();
     asm.assemble()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers of ends grow as long as the machine runs: those of two may differ by all classes.
+    #[test]
+    fn each_container_has_a_class_of_its_own() {
+        let rate = Rate::of_bits(1_000_000).expect("a rate");
+        let portion = |end| Portion { end, rate, ceil: rate, addresses: BTreeSet::new() };
+        let ends = [7, 7 + CLASSES_MAX, 8, 7 + 2 * CLASSES_MAX, CLASSES_MAX - 1, u32::MAX];
+        let portions = ends.map(portion);
+        let classes = by_class(&portions);
+        let of: BTreeSet<u32> = classes.values().map(|portion| portion.end).collect();
+        assert_eq!(of, ends.into());
+        assert!(classes.keys().all(|class| *class >= FIRST && class >> 16 == HANDLE >> 16));
+    }
 }

@@ -198,6 +198,19 @@ fn another_agent_goes_on_from_what_the_first_one_read() {
     }
 }
 
+/// Devices without a page are bounded, as no program may ever take them up.
+#[test]
+fn what_devices_of_many_earlier_agents_counted_stays() {
+    let mut world = World::new("earlier");
+    for agent in 0..4 {
+        let keys = (0..PAGES_MAX as u64).map(|nth| agent << 32 | nth);
+        let all: Vec<Program> = keys.map(|key| world.opens(3, key).expect("room")).collect();
+        all.iter().for_each(|it| it.counts("eth0", 1));
+        assert_eq!(world.counts(), named(&[("v3", "eth0", (agent + 1) * PAGES_MAX as u64)]));
+        world.restarts(false);
+    }
+}
+
 #[test]
 fn a_container_is_forgotten_with_its_last_end_and_page() {
     let world = World::new("gone");

@@ -272,6 +272,15 @@ pub(crate) fn run() {
                 leases.extend((0..count).map_while(|_| connected(&path).ok()));
                 "done".into()
             }
+            (Some("leave-pages"), Some(count)) => {
+                // It asks, and is not there when the page comes.
+                let count: u64 = count.parse().expect("a number");
+                let path = page::path(&path);
+                (0..count).for_each(|key| {
+                    page::ask(connected(&path).expect("an agent"), key).expect("sent");
+                });
+                "done".into()
+            }
             (Some("hang-up"), _) => {
                 leases.clear();
                 "done".into()

@@ -103,6 +103,28 @@ fn every_interface_of_a_container_is_guarded() {
     eventually("it is guarded", || allowed("h21").is_some_and(|a| a.contains(&third_address)));
 }
 
+/// A container that changes its addresses itself keeps those of the moment when the agent knows it,
+/// also at an interface that comes later.
+#[test]
+fn a_later_interface_is_fixed_as_the_first() {
+    let mut host = host_or_skip!("identity::a_later_interface", 1);
+    host.start();
+    let (lab, netns) = (host.lab.host(), host.container(0).netns());
+    let [v4, v6] = host.addresses(0);
+    Asker::start(netns, &host.socket(), As::Root).granted(v4);
+    let veth = ["link", "add", "h30", "type", "veth", "peer", "name", "eth1", "netns"];
+    lab.ip(&[&veth[..], &[&netns.path()]].concat()).expect("a veth");
+    let index = host.index("h30");
+    let filter = || lab.run(|| rocinante_agent::host::SourceFilter::find(index).expect("a query"));
+    eventually("it is guarded", || filter().expect("entered").is_some());
+    netns.ip(&["address", "add", "10.78.0.1/24", "dev", "eth1"]).expect("added");
+    // An address that goes is heard of after that.
+    netns.ip(&["address", "del", &format!("{v6}/64"), "dev", "eth0"]).expect("removed");
+    eventually("it is followed", || !host.may_leave(0).contains(&v6));
+    let sources = filter().expect("entered").expect("a program").sources();
+    assert!(sources.expect("read").expect("sound").addresses.is_empty());
+}
+
 /// A macvlan of the host's beside the veth, as a second network of a pod is.
 #[test]
 fn another_way_out_is_refused_or_accepted_as_the_operator_says() {

@@ -8,6 +8,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rocinante_netdev::handed::page::{self, COUNTERS, Head, OBJECTS, Page, QueuePair};
+use rustix::net::{RecvFlags, recv};
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::asker::{Asker, SOON, connected, eventually};
@@ -238,6 +240,9 @@ fn a_container_that_opens_devices_without_end_leaves_others_theirs() {
     told(&mut hostile, "close-devices", "done");
     told(&mut hostile, "close", "done");
     told(&mut other, "close-devices", "done");
+    host.signal(Signal::STOP);
+    told(&mut hostile, "leave-pages 50", "done");
+    host.signal(Signal::CONT);
     eventually("all descriptors are given back", || host.descriptors() <= before);
 }
 
@@ -272,7 +277,15 @@ fn a_bad_request_for_metrics_gets_an_answer_or_none() {
     }
     // Those that say nothing go, and others come in their place.
     let connect = || UnixStream::connect(host.dir().join("metrics.sock")).expect("it listens");
+    let (before, mut most) = (host.descriptors(), 0);
     let silent: Vec<UnixStream> = (0..40).map(|_| connect()).collect();
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let is_over = |it: &&UnixStream| recv(it, &mut [0_u8; 1][..], flags).is_ok_and(|it| it.0 == 0);
+    eventually("there are places for sixteen", || {
+        most = most.max(host.descriptors());
+        silent.iter().filter(is_over).count() >= 24
+    });
+    assert!(most <= before + 16 + 1, "{most}, {before} before");
     eventually("there is room again", || {
         let mut stream = connect();
         stream.set_read_timeout(Some(SOON)).expect("set");

@@ -67,6 +67,18 @@ fn what_can_change_changes_and_nonsense_does_not() {
 }
 
 #[test]
+fn a_rate_that_changes_holds_for_pages_as_well() {
+    let mut host = host_or_skip!("reload::a_rate_that_changes", 1);
+    host.configure("requests_per_second = 1000");
+    host.start();
+    let mut asker = host.asker(0);
+    reload(&host, "requests_per_second = 1");
+    let mut opens = |key: &u32| asker.tell(&format!("device {key} eth0")).starts_with("device ");
+    let open = (0..30).filter(&mut opens).count();
+    assert!((1..30).contains(&open), "{open}");
+}
+
+#[test]
 fn what_cannot_change_is_said() {
     let mut host = host_or_skip!("reload::what_cannot_change", 1);
     host.start();

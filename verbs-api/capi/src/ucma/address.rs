@@ -26,6 +26,14 @@ impl Id {
     }
 }
 
+impl Held {
+    /// Its port at this address, with its options.
+    pub(super) fn bound(&self, id: &Id, address: SocketAddr) -> Bound {
+        let (reuse, one_family) = (self.reuse, self.one_family);
+        Bound { id: id.number, address, reuse, one_family }
+    }
+}
+
 impl Command<'_> {
     pub(super) fn bind_ip(&self) -> Outcome<Answer> {
         let id = self.id(8 + SOCKADDR_IN6)?;
@@ -75,9 +83,7 @@ impl Command<'_> {
 
     /// Binds the port on devices that are open.
     fn bind_port(&self, id: &Id, held: &mut Held, address: SocketAddr) -> Outcome<()> {
-        let (reuse, one_family) = (held.reuse, held.one_family);
-        let of = Bound { id: id.number, address, reuse, one_family };
-        held.local = Some(self.it.ports.lock().bind(id.space, of)?);
+        held.local = Some(self.it.ports.lock().bind(id.space, held.bound(id, address))?);
         (held.has_port, held.phase) = (true, Phase::Bound);
         Ok(())
     }
@@ -130,7 +136,8 @@ impl Command<'_> {
             Ok((from, to, found)) => {
                 let local = with_port(from, held.local.unwrap_or(local).port());
                 if held.has_port {
-                    self.it.ports.lock().settle(id.space, id.number, local);
+                    // Of a wildcard: it has the port where its way begins alone.
+                    self.it.ports.lock().change(id.space, &held.bound(id, local));
                 }
                 (held.local, held.peer) = (Some(local), Some(with_port(to, peer.port())));
                 held.opened = held.opened.take().or(near);
@@ -172,9 +179,9 @@ impl Command<'_> {
         let (Phase::Bound, Some(local)) = (&held.phase, held.local) else {
             return Err(libc::EINVAL);
         };
-        let (reuse, one_family) = (held.reuse, held.one_family);
-        let of = Bound { id: id.number, address: local, reuse, one_family };
-        self.it.ports.lock().listen(id.space, &of)?;
+        let one_family = held.one_family;
+        self.it.ports.lock().listen(id.space, &held.bound(&id, local))?;
+        held.reuse = false;
         let backlog = match self.body.u32(4) {
             given @ 1..BACKLOG => given,
             _ => BACKLOG,

@@ -40,9 +40,18 @@ impl Command<'_> {
             // An exponent of 4.096 µs, 5 bits.
             ACK_TIMEOUT if first > 31 => return Err(libc::EINVAL),
             ACK_TIMEOUT => held.ack_timeout = Some(first),
+            // As `rdma_set_reuseaddr` and `rdma_set_afonly` of `cma.c`.
+            REUSEADDR => match (&held.phase, is_set) {
+                (Phase::Idle, _) => held.reuse = is_set,
+                (Phase::Listening(_), _) | (_, false) => return Err(libc::EINVAL),
+                (_, true) => held.reuse = true,
+            },
             _ if !matches!(held.phase, Phase::Idle | Phase::Bound) => return Err(libc::EINVAL),
-            REUSEADDR => held.reuse = is_set,
             _ => held.one_family = is_set,
+        }
+        // They hold for a port that it has already.
+        if let Some(local) = held.local.filter(|_| held.has_port) {
+            self.it.ports.lock().change(id.space, &held.bound(&id, local));
         }
         Ok(Answer::default())
     }

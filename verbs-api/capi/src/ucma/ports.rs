@@ -106,21 +106,9 @@ impl Ports {
         self.devices.retain(|other| device.is_some_and(|device| !Arc::ptr_eq(other, device)));
     }
 
-    /// The wildcard of an id has become an address: its way to a peer begins there.
-    pub(super) fn settle(&mut self, space: PortSpace, id: u32, address: SocketAddr) {
-        let port = address.port();
-        let owners = self.bound.get_mut(&(space, port));
-        if let Some(owner) = owners.and_then(|all| all.iter_mut().find(|owner| owner.id == id)) {
-            owner.address = address;
-            for device in &self.devices {
-                let _ = self.claim((space, port), device);
-            }
-        }
-    }
-
     /// The id listens from now on: no other id or process may have its place, with `reuseaddr` or
-    /// without. Error: as [`bind`](Self::bind).
-    pub(super) fn listen(&self, space: PortSpace, of: &Bound) -> Outcome<()> {
+    /// without, now or later. Error: as [`bind`](Self::bind).
+    pub(super) fn listen(&mut self, space: PortSpace, of: &Bound) -> Outcome<()> {
         let port = of.address.port();
         let owners = self.bound.get(&(space, port));
         owners.map_or(Ok(()), |owners| conflict(owners, of, false))?;
@@ -128,7 +116,23 @@ impl Ports {
             let mut here = device.device.gids.iter().filter(|address| of.covers(**address, device));
             here.any(|address| device.device.is_port_claimed((*address, space, port)))
         };
-        if self.devices.iter().any(is_claimed) { Err(in_the_way(of)) } else { Ok(()) }
+        if self.devices.iter().any(is_claimed) {
+            return Err(in_the_way(of));
+        }
+        self.change(space, &Bound { reuse: false, ..*of });
+        Ok(())
+    }
+
+    /// The id with this port has this address and these options from now on.
+    pub(super) fn change(&mut self, space: PortSpace, of: &Bound) {
+        let port = of.address.port();
+        let owners = self.bound.get_mut(&(space, port));
+        if let Some(owner) = owners.and_then(|all| all.iter_mut().find(|owner| owner.id == of.id)) {
+            *owner = *of;
+            for device in &self.devices {
+                let _ = self.claim((space, port), device);
+            }
+        }
     }
 
     pub(super) fn release(&mut self, space: PortSpace, port: u16, id: u32) {
@@ -188,4 +192,58 @@ fn conflict(owners: &[Bound], of: &Bound, reuse: bool) -> Result<(), c_int> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(id: u32, address: &str, reuse: bool) -> Bound {
+        Bound { id, address: address.parse().unwrap(), reuse, one_family: false }
+    }
+
+    /// As `rdma_listen` of `cma.c`: an id that listens is alone from then on.
+    #[test]
+    fn a_port_that_is_listened_on_is_reused_by_none() {
+        for (address, error) in [
+            ("10.0.0.1:7", libc::EADDRINUSE),
+            ("0.0.0.0:7", libc::EADDRNOTAVAIL),
+            ("[fe80::1%3]:7", libc::EADDRINUSE),
+        ] {
+            let (mut ports, space) = (Ports::default(), PortSpace::Tcp);
+            let [first, second, third] = [1, 2, 3].map(|id| of(id, address, true));
+            ports.bind(space, first).unwrap();
+            ports.bind(space, second).unwrap();
+            for _ in 0..2 {
+                assert_eq!(ports.listen(space, &first), Err(error), "{address}: two have it");
+            }
+            ports.bind(space, third).expect("a refusal changes nothing");
+            ports.release(space, 7, second.id);
+            ports.release(space, 7, third.id);
+            ports.listen(space, &first).unwrap();
+            for late in [second, Bound { reuse: false, ..third }] {
+                assert_eq!(ports.bind(space, late), Err(error), "{address}");
+            }
+            assert_eq!(ports.count(), 1);
+            ports.release(space, 7, first.id);
+            ports.bind(space, second).unwrap();
+        }
+    }
+
+    /// Options that an id gets when it has its port.
+    #[test]
+    fn options_hold_for_a_port_that_is_bound() {
+        let (mut ports, space) = (Ports::default(), PortSpace::Tcp);
+        let (first, second) = (of(1, "10.0.0.1:7", false), of(2, "10.0.0.1:7", true));
+        ports.bind(space, first).unwrap();
+        assert_eq!(ports.bind(space, second), Err(libc::EADDRINUSE));
+        ports.change(space, &Bound { reuse: true, ..first });
+        ports.bind(space, second).unwrap();
+        let [v4, v6] = ["0.0.0.0:8", "[::]:8"].map(|any| of(3, any, false));
+        ports.bind(space, v4).unwrap();
+        let alone = Bound { id: 4, one_family: true, ..v6 };
+        assert_eq!(ports.bind(space, alone), Err(libc::EADDRNOTAVAIL));
+        ports.change(space, &Bound { one_family: true, ..v4 });
+        ports.bind(space, alone).unwrap();
+    }
 }

@@ -109,3 +109,25 @@ impl Table {
         self.groups.lock().all.remove(&number);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers begin again after 65,535 of them.
+    #[test]
+    fn no_id_gets_the_number_of_another_that_is_there() {
+        let mut numbered = Numbered::default();
+        let old = [(); 3].map(|()| *numbered.make(|number| number).unwrap());
+        assert_eq!(old, [1, 2, 3]);
+        let mut last = old[2];
+        for _ in 0..2 * MOST {
+            let fresh = *numbered.make(|number| number).unwrap();
+            assert!(fresh != 0 && fresh != last && !old.contains(&fresh), "{fresh}");
+            numbered.all.remove(&fresh);
+            last = fresh;
+        }
+        while numbered.make(|number| number).is_ok() {}
+        assert_eq!(numbered.all.len(), MOST as usize);
+    }
+}

@@ -3,7 +3,9 @@
 use std::sync::Barrier;
 use std::sync::atomic::Ordering;
 
+use rocinante_netdev::{Interface, Shards, Slots};
 use rocinante_soft::model::qp::PostListError;
+use rocinante_soft::{Hca, Inbox};
 use rocinante_stack::PostError;
 use rocinante_stack::cm::{CmError, ListenerId};
 use rocinante_stack::mem::MwType;
@@ -43,6 +45,34 @@ fn a_place_that_was_refused_is_free() {
             device.release_claim(&mut device.cm_core().hold(), listener);
         }
         assert_eq!(ctx.resources().unwrap().listeners, 0);
+    }
+}
+
+/// The same for other processes on the address: a second lease is one, as far as the kernel knows.
+#[test]
+fn a_place_that_was_refused_is_free_for_neighbours() {
+    let here = crate::doc::addresses().0;
+    let lo = Interface::by_name("lo").unwrap();
+    let lease = || Slots::lease(&lo, &[here], &PortConfig::default(), Shards::ONE).unwrap();
+    let [own, neighbour] = [(); 2].map(|()| Arc::new(lease()));
+    let port = SimNet::new(1).port(&[here], &SimConfig::default()).unwrap();
+    let parts = (vec![AnyPort::from(port)], Some(own));
+    let hca = Hca::start(&settings(false), "sim", parts, (String::new(), None), None).unwrap();
+    let device = rocinante_soft::Device::new(hca, Arc::new(Inbox::new().unwrap()));
+    for address in [None, Some(here)] {
+        let place = (SERVICE, address);
+        for _ in 0..2 {
+            device.claim(place, |_| Err(CmError::Full)).unwrap_err();
+            neighbour.listen(SERVICE.0, address).expect("it is free");
+            let refused = device.claim(place, |_| Ok(ListenerId(7))).unwrap_err();
+            assert_eq!(refused.to_string(), VerbsError::from(CmError::InUse).to_string());
+            neighbour.unlisten(SERVICE.0, address);
+        }
+        let listener = device.claim(place, |_| Ok(ListenerId(7))).unwrap();
+        neighbour.listen(SERVICE.0, address).expect_err("it is taken");
+        device.release_claim(&mut device.cm_core().hold(), listener);
+        neighbour.listen(SERVICE.0, address).expect("it is free again");
+        neighbour.unlisten(SERVICE.0, address);
     }
 }
 

@@ -206,6 +206,22 @@ fn each_context_of_a_device_has_its_events() {
     assert_eq!((events(&ctx), events(&other)), (1, 1));
 }
 
+/// What the shards of a device publish makes the sums of an agent.
+#[test]
+fn the_shards_of_a_device_publish_each_object_once() {
+    let side = Side::new(device(&SimNet::new(1), &[1, 2], false));
+    let _mr = side.pd.allocate(64, Access::ALL).unwrap();
+    let _made = [(); 3].map(|()| (side.qp(), side.pd.create_srq(4, 1).unwrap()));
+    let mut sums = [0; 5];
+    for shard in soft(&side.ctx).shards.hold_all().iter_mut() {
+        sums.iter_mut().zip(shard.objects()).for_each(|(sum, count)| *sum += count);
+    }
+    let all = side.ctx.resources().unwrap();
+    // Domains are counted when it publishes.
+    assert_eq!(sums, [0, all.cqs, all.srqs, all.qps, all.mrs]);
+    assert_eq!(sums, [0, 1, 3, 3, 1]);
+}
+
 fn is_readable(fd: &impl std::os::fd::AsFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&Timespec::default())).unwrap() > 0
