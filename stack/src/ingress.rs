@@ -93,7 +93,7 @@ impl SourceCheck {
         solver: &mut Solver,
     ) -> Integrity {
         if self.template.is_none_or(|(port, _)| port != datagram.src_port) {
-            self.meet(datagram);
+            self.learn(datagram);
         }
         let Some((_, template)) = &mut self.template else { return Integrity::Wrong };
         match datagram.ip_id {
@@ -121,7 +121,7 @@ impl SourceCheck {
     /// Builds the template for a new peer, or for a new source port of the peer.
     #[cold]
     #[inline(never)]
-    fn meet(&mut self, datagram: &Datagram<'_>) {
+    fn learn(&mut self, datagram: &Datagram<'_>) {
         self.template = template_of(datagram).map(|template| (datagram.src_port, template));
     }
 

@@ -234,7 +234,7 @@ impl Exchange {
     /// [`VerbsError::Exchange`] if the peer is silent, closes, calls [`give_up`](Self::give_up), or
     /// sends another name or line.
     pub fn barrier(&mut self, name: &str) -> Result<(), VerbsError> {
-        self.meet(name, None)
+        self.barrier_by(name, None)
     }
 
     /// As [`barrier`](Self::barrier), but without its timeout: it waits as long as `goes_on`, which
@@ -248,10 +248,10 @@ impl Exchange {
         name: &str,
         mut goes_on: impl FnMut() -> bool,
     ) -> Result<(), VerbsError> {
-        self.meet(name, Some(&mut goes_on))
+        self.barrier_by(name, Some(&mut goes_on))
     }
 
-    fn meet(
+    fn barrier_by(
         &mut self,
         name: &str,
         goes_on: Option<&mut dyn FnMut() -> bool>,

@@ -30,7 +30,7 @@ impl World<'_> {
         let (qps, records) = (there.clone().count(), there.map(answers).sum::<usize>());
         let keeps = |talk: &&Talk| self.calls[talk.call].end.is_some() && talk.qpn.value() > 0;
         let known_peers = if self.has.strangers { self.hosts.len() } else { 0 };
-        let kept = self.hosts[host].desk.talks.values().filter(keeps).count();
+        let kept = self.hosts[host].users.talks.values().filter(keeps).count();
         let bounds = [
             ("queue pairs", found.qps, qps),
             ("address handles", found.address_handles, handles),
@@ -64,11 +64,11 @@ impl World<'_> {
 
     /// Checks the footprint of the connection manager of `host`.
     fn weigh_manager(&self, host: usize) -> Verdict {
-        let Host { engine: Some(engine), desk, .. } = &self.hosts[host] else { return Ok(()) };
+        let Host { engine: Some(engine), users, .. } = &self.hosts[host] else { return Ok(()) };
         let Some(found) = engine.cm_footprint() else { return Ok(()) };
-        let talks = desk.talks.len();
-        let listening = desk.listening.iter().flatten();
-        let pending = listening.clone().map(|listening| desk.pending(listening.id)).sum();
+        let talks = users.talks.len();
+        let listening = users.listening.iter().flatten();
+        let pending = listening.clone().map(|listening| users.pending(listening.id)).sum();
         let bounds = [
             ("connections", found.connections, talks),
             ("ways to find a request", found.by_request, talks),

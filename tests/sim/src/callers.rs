@@ -19,7 +19,7 @@ impl World<'_> {
     /// A turn of the programs of `host` that use its connection manager.
     pub(crate) fn turn(&mut self, host: usize) -> Verdict {
         let pause = match self.stage {
-            Stage::Storm => self.hosts[host].desk.pause,
+            Stage::Storm => self.hosts[host].users.pause,
             Stage::Heal => 100_000,
             Stage::Prove => 10_000,
             Stage::End => 1_000_000,
@@ -44,16 +44,16 @@ impl World<'_> {
             Stage::Prove => self.call_for_the_proof(host)?,
             Stage::End => (0..SERVICES).try_for_each(|at| self.unlisten(host, at))?,
         }
-        for (conn, call, active) in std::mem::take(&mut self.hosts[host].desk.farewells) {
+        for (conn, call, active) in std::mem::take(&mut self.hosts[host].users.farewells) {
             self.notice(conn, call, active)?;
         }
-        let conns: Vec<ConnId> = self.hosts[host].desk.talks.keys().copied().collect();
+        let conns: Vec<ConnId> = self.hosts[host].users.talks.keys().copied().collect();
         conns.into_iter().try_for_each(|conn| self.consider(host, conn))
     }
 
     fn listen_or_not(&mut self, host: usize) -> Verdict {
         for at in 0..SERVICES {
-            match self.hosts[host].desk.listening[at] {
+            match self.hosts[host].users.listening[at] {
                 None if self.random.one_in(2) => {
                     let backlog = self.random.of(&[1, 2, 6]);
                     self.listen(host, at, backlog)?;
@@ -67,7 +67,7 @@ impl World<'_> {
 
     fn listen_everywhere(&mut self, host: usize) -> Verdict {
         for at in 0..SERVICES {
-            if self.hosts[host].desk.listening[at].is_none_or(|it| it.backlog != AMPLE) {
+            if self.hosts[host].users.listening[at].is_none_or(|it| it.backlog != AMPLE) {
                 self.unlisten(host, at)?;
                 self.listen(host, at, AMPLE)?;
             }
@@ -83,18 +83,18 @@ impl World<'_> {
         if again != Err(CmError::InUse) {
             return Err(format!("host {host} listens twice to one port: {again:?}"));
         }
-        self.hosts[host].desk.listening[at] = Some(Listening { id, backlog });
+        self.hosts[host].users.listening[at] = Some(Listening { id, backlog });
         self.after_call(host)
     }
 
     /// Ends a listener. The program has seen some of its requests, and decides on them later.
     fn unlisten(&mut self, host: usize, at: usize) -> Verdict {
-        let Some(Listening { id, .. }) = self.hosts[host].desk.listening[at].take() else {
+        let Some(Listening { id, .. }) = self.hosts[host].users.listening[at].take() else {
             return Ok(());
         };
         let (now, sees) = (self.now, self.random.one_in(2));
         let mut unseen = BTreeSet::new();
-        for (conn, talk) in &mut self.hosts[host].desk.talks {
+        for (conn, talk) in &mut self.hosts[host].users.talks {
             let waits = talk.step == Step::Asked && !talk.is_over();
             if waits && talk.listener == Some(id) && !sees {
                 unseen.insert(*conn);
@@ -108,21 +108,21 @@ impl World<'_> {
     }
 
     fn call_for_the_proof(&mut self, host: usize) -> Verdict {
-        if !self.hosts[host].desk.proof.is_empty() {
+        if !self.hosts[host].users.proof.is_empty() {
             return Ok(());
         }
-        self.hosts[host].desk.numbers = 16;
+        self.hosts[host].users.numbers = 16;
         for plan in [Plan::Accept, Plan::Reject, Plan::Nobody] {
             let call = self.calls.len();
             self.call_anybody(host, Some(plan))?;
-            self.hosts[host].desk.proof.push(call);
+            self.hosts[host].users.proof.push(call);
         }
         Ok(())
     }
 
     /// Requests a connection to another host, for a queue pair that does not really exist.
     fn call_anybody(&mut self, host: usize, plan: Option<Plan>) -> Verdict {
-        let Some(qpn) = self.hosts[host].desk.free_number(&mut self.random) else { return Ok(()) };
+        let Some(qpn) = self.hosts[host].users.free_number(&mut self.random) else { return Ok(()) };
         let others = |to: &usize| *to != host && self.has_manager(*to);
         let others: Vec<usize> = (0..self.hosts.len()).filter(others).collect();
         let to = self.random.of(&others);
@@ -131,10 +131,10 @@ impl World<'_> {
         let (call, random) = (self.calls.len(), &mut self.random);
         let call = Call {
             from: host,
-            boot: self.hosts[host].desk.boot,
+            boot: self.hosts[host].users.boot,
             to,
             conn: ConnId(CommId(0)),
-            guid: self.hosts[host].desk.config.ca_guid,
+            guid: self.hosts[host].users.config.ca_guid,
             service: at,
             side: side(qpn, random.of(&[0, 0xff_ffff, 0x12_3456])),
             transport: random.of(&[Transport::Rc, Transport::Rc, Transport::Uc]),
@@ -170,8 +170,8 @@ impl World<'_> {
             keep_alive: None,
             private: &call.private,
         };
-        let desk = &self.hosts[host].desk;
-        let full = desk.talks.len() >= desk.config.max_connections;
+        let users = &self.hosts[host].users;
+        let full = users.talks.len() >= users.config.max_connections;
         match self.manager(host)?.connect(Time(now), &ask) {
             Err(CmError::Full) if full => return Ok(false),
             Ok(conn) if !full => call.conn = conn,
@@ -182,7 +182,7 @@ impl World<'_> {
         let conn = call.conn;
         self.tally.calls += 1;
         self.calls.push(call);
-        if self.hosts[host].desk.talks.insert(conn, talk).is_some() {
+        if self.hosts[host].users.talks.insert(conn, talk).is_some() {
             return Err(format!("host {host} has two connections {conn:?}"));
         }
         self.after_call(host).map(|()| true)
@@ -190,7 +190,7 @@ impl World<'_> {
 
     /// The program looks at one of its connections.
     fn consider(&mut self, host: usize, conn: ConnId) -> Verdict {
-        let Some(talk) = self.hosts[host].desk.talks.get(&conn).cloned() else { return Ok(()) };
+        let Some(talk) = self.hosts[host].users.talks.get(&conn).cloned() else { return Ok(()) };
         if let Some(end) = self.calls[talk.call].end {
             return self.consider_managed(host, conn, end);
         }
@@ -251,7 +251,7 @@ impl World<'_> {
     }
 
     fn accept(&mut self, host: usize, conn: ConnId) -> Verdict {
-        let Some(qpn) = self.hosts[host].desk.free_number(&mut self.random) else {
+        let Some(qpn) = self.hosts[host].users.free_number(&mut self.random) else {
             return self.reject(host, conn);
         };
         let psn = self.random.of(&[0, 0xff_ffff, 0x65_4321]);
@@ -259,13 +259,13 @@ impl World<'_> {
     }
 
     pub(crate) fn accept_with(&mut self, host: usize, conn: ConnId, side: QpSide) -> Verdict {
-        let (now, boot) = (self.now, self.hosts[host].desk.boot);
-        let Some(talk) = self.hosts[host].desk.talks.get_mut(&conn) else { return Ok(()) };
+        let (now, boot) = (self.now, self.hosts[host].users.boot);
+        let Some(talk) = self.hosts[host].users.talks.get_mut(&conn) else { return Ok(()) };
         let answers = &mut self.calls[talk.call].accepts;
         let private = words(talk.call, answers.len(), 196, &mut self.random);
         (talk.accept, talk.qpn) = (Some(answers.len()), side.qpn);
         (talk.step, talk.since) = (Step::Accepted, now);
-        let guid = self.hosts[host].desk.config.ca_guid;
+        let guid = self.hosts[host].users.config.ca_guid;
         answers.push(Accepted { guid, boot, conn, side, private: private.clone() });
         let accepted = self.manager(host)?.accept(
             Time(now),
@@ -278,7 +278,7 @@ impl World<'_> {
 
     pub(crate) fn establish(&mut self, host: usize, conn: ConnId) -> Verdict {
         let now = self.now;
-        let Some(talk) = self.hosts[host].desk.talks.get_mut(&conn) else { return Ok(()) };
+        let Some(talk) = self.hosts[host].users.talks.get_mut(&conn) else { return Ok(()) };
         (talk.step, talk.since) = (Step::Established, now);
         let established = self.manager(host)?.establish(conn, b"go on");
         established.map_err(|error| format!("host {host} cannot establish {conn:?}: {error}"))?;
@@ -287,7 +287,7 @@ impl World<'_> {
 
     pub(crate) fn reject(&mut self, host: usize, conn: ConnId) -> Verdict {
         let now = self.now;
-        let Some(talk) = self.hosts[host].desk.talks.get_mut(&conn) else { return Ok(()) };
+        let Some(talk) = self.hosts[host].users.talks.get_mut(&conn) else { return Ok(()) };
         (talk.given_up, talk.over_at) = (true, now);
         let private = words(talk.call, 0, 148, &mut self.random);
         let reason = RejReason::CONSUMER;
@@ -299,7 +299,7 @@ impl World<'_> {
 
     pub(crate) fn forget_talk(&mut self, host: usize, conn: ConnId) -> Verdict {
         let now = self.now;
-        let Some(talk) = self.hosts[host].desk.talks.get_mut(&conn) else { return Ok(()) };
+        let Some(talk) = self.hosts[host].users.talks.get_mut(&conn) else { return Ok(()) };
         (talk.given_up, talk.over_at) = (true, now);
         let refusals = &mut self.calls[talk.call].refusals;
         match talk.step {
@@ -315,7 +315,7 @@ impl World<'_> {
 
     pub(crate) fn disconnect(&mut self, host: usize, conn: ConnId) -> Verdict {
         let now = self.now;
-        let Some(talk) = self.hosts[host].desk.talks.get_mut(&conn) else { return Ok(()) };
+        let Some(talk) = self.hosts[host].users.talks.get_mut(&conn) else { return Ok(()) };
         (talk.leaving, talk.over_at) = (true, now);
         let ended = self.manager(host)?.disconnect(Time(now), conn, b"farewell");
         ended.map_err(|error| format!("host {host} cannot end {conn:?}: {error}"))?;
@@ -357,15 +357,15 @@ impl World<'_> {
         self.hosts.iter().enumerate().all(|(at, host)| {
             let ample = |it: &Option<Listening>| it.is_some_and(|it| it.backlog == AMPLE);
             let managed = |talk: &Talk| self.calls[talk.call].end.is_some() && !talk.is_over();
-            let listens = !self.has_manager(at) || host.desk.listening.iter().all(ample);
-            host.desk.talks.values().all(managed) && listens
+            let listens = !self.has_manager(at) || host.users.listening.iter().all(ample);
+            host.users.talks.values().all(managed) && listens
         }) && self.managed_are_open()
     }
 
     /// Whether each call of the proof had its planned result.
     pub(crate) fn calls_are_proven(&self) -> bool {
         let proven = |call: &Call| {
-            let here = self.hosts[call.from].desk.talks.get(&call.conn);
+            let here = self.hosts[call.from].users.talks.get(&call.conn);
             let far = here.and_then(|talk| self.counterpart(call.from, talk));
             match call.plan {
                 Some(Plan::Accept) => {
@@ -378,7 +378,7 @@ impl World<'_> {
             }
         };
         let hosts = (0..self.hosts.len()).filter(|host| self.has_manager(*host));
-        { hosts }.all(|host| !self.hosts[host].desk.proof.is_empty())
+        { hosts }.all(|host| !self.hosts[host].users.proof.is_empty())
             && self.calls.iter().all(proven)
     }
 
@@ -387,6 +387,6 @@ impl World<'_> {
         let idle = |it: &Option<Listening>| it.is_none();
         self.hosts
             .iter()
-            .all(|host| host.desk.talks.is_empty() && host.desk.listening.iter().all(idle))
+            .all(|host| host.users.talks.is_empty() && host.users.listening.iter().all(idle))
     }
 }

@@ -32,7 +32,7 @@ impl World<'_> {
             self.tally.digest.add(self.now ^ 0xc0);
             self.on_cm_event(host, event).map_err(|why| format!("host {host}: {why}"))?;
         }
-        let (known, talks) = (self.manager(host)?.len(), self.hosts[host].desk.talks.len());
+        let (known, talks) = (self.manager(host)?.len(), self.hosts[host].users.talks.len());
         if known != talks {
             return Err(format!(
                 "host {host} has {known} connections, and its programs know {talks}"
@@ -44,16 +44,16 @@ impl World<'_> {
     fn on_cm_event(&mut self, host: usize, event: CmEvent) -> Verdict {
         match event {
             CmEvent::Request { listener, conn, request } => {
-                let here = &self.hosts[host].desk.listening;
+                let here = &self.hosts[host].users.listening;
                 if !here.iter().flatten().any(|listening| listening.id == listener) {
                     return Err("a request for a service without a listener".into());
                 }
                 let mut talk = self.requested(host, &request)?;
                 talk.listener = Some(listener);
                 let notice = Notice::Request(talk.call);
-                let desk = &mut self.hosts[host].desk;
-                desk.notices.push((conn, notice));
-                match desk.talks.insert(conn, talk) {
+                let users = &mut self.hosts[host].users;
+                users.notices.push((conn, notice));
+                match users.talks.insert(conn, talk) {
                     None => Ok(()),
                     Some(_) => Err(format!("two connections are {conn:?}")),
                 }
@@ -84,26 +84,26 @@ impl World<'_> {
     }
 
     fn talk(&self, host: usize, conn: ConnId) -> Result<&Talk, String> {
-        let talk = self.hosts[host].desk.talks.get(&conn);
+        let talk = self.hosts[host].users.talks.get(&conn);
         talk.ok_or_else(|| format!("an event of {conn:?}, which is not there"))
     }
 
     fn note(&mut self, host: usize, conn: ConnId, notice: Notice) -> Verdict {
-        self.hosts[host].desk.notices.push((conn, notice));
+        self.hosts[host].users.notices.push((conn, notice));
         Ok(())
     }
 
     /// The one event that ends a connection.
     fn over(&mut self, host: usize, conn: ConnId) -> Verdict {
         let now = self.now;
-        let Some(talk) = self.hosts[host].desk.talks.get_mut(&conn) else { return Ok(()) };
+        let Some(talk) = self.hosts[host].users.talks.get_mut(&conn) else { return Ok(()) };
         if talk.ended || talk.given_up {
             return Err(format!("{conn:?} ends twice: {talk:?}"));
         }
         (talk.ended, talk.over_at) = (true, now);
         if self.calls[talk.call].end.is_some() {
             let farewell = (conn, talk.call, talk.active);
-            self.hosts[host].desk.farewells.push(farewell);
+            self.hosts[host].users.farewells.push(farewell);
         }
         self.note(host, conn, Notice::Ended)
     }
@@ -141,7 +141,7 @@ impl World<'_> {
             return Err(format!("{talk:?} is answered by {reply:?}, not {accepted:?}"));
         }
         let (far_id, far_guid) = (accepted.conn.0, accepted.guid);
-        let Some(talk) = self.hosts[host].desk.talks.get_mut(&conn) else { return Ok(()) };
+        let Some(talk) = self.hosts[host].users.talks.get_mut(&conn) else { return Ok(()) };
         (talk.step, talk.since, talk.accept) = (Step::Replied, now, Some(answer));
         (talk.far_qpn, talk.far_id, talk.far_guid) = (reply.side.qpn, far_id, far_guid);
         Ok(())
@@ -155,7 +155,7 @@ impl World<'_> {
         if talk.step != Step::Accepted || talk.is_over() || !ready {
             return Err(format!("{talk:?} is established, and its peer is {far:?}"));
         }
-        let Some(talk) = self.hosts[host].desk.talks.get_mut(&conn) else { return Ok(()) };
+        let Some(talk) = self.hosts[host].users.talks.get_mut(&conn) else { return Ok(()) };
         (talk.step, talk.since) = (Step::Established, now);
         Ok(())
     }
@@ -200,12 +200,12 @@ impl World<'_> {
 
     /// A timeout, of the peer or of the program: checks that it is not too early.
     fn timed_out(&mut self, host: usize, conn: ConnId) -> Verdict {
-        let desk = &self.hosts[host].desk;
+        let users = &self.hosts[host].users;
         let talk = self.talk(host, conn)?;
         let (waited, call, active) = (self.now - talk.since, talk.call, talk.active);
         let due = match talk.step {
-            Step::Asking | Step::Accepted => desk.asks_for(),
-            Step::Asked | Step::Replied => desk.patience(),
+            Step::Asking | Step::Accepted => users.asks_for(),
+            Step::Asked | Step::Replied => users.patience(),
             Step::Established => u64::MAX,
         };
         if waited < due || self.stage == Stage::Prove {
@@ -225,7 +225,7 @@ impl World<'_> {
             Ended::ByUs => talk.leaving,
             Ended::Unanswered => {
                 talk.leaving
-                    && waited >= self.hosts[host].desk.asks_for()
+                    && waited >= self.hosts[host].users.asks_for()
                     && self.stage != Stage::Prove
             }
             Ended::ByPeer => peer_left,
@@ -245,13 +245,13 @@ impl World<'_> {
     /// The other side of a connection, if its host has not forgotten it.
     pub(crate) fn counterpart(&self, host: usize, talk: &Talk) -> Option<&Talk> {
         let call = &self.calls[talk.call];
-        let desk = &self.hosts[talk.peer].desk;
+        let users = &self.hosts[talk.peer].users;
         if talk.active {
             let accepted = &call.accepts[talk.accept?];
-            return desk.talks.get(&accepted.conn).filter(|_| desk.boot == accepted.boot);
+            return users.talks.get(&accepted.conn).filter(|_| users.boot == accepted.boot);
         }
         debug_assert_eq!(call.to, host);
-        let far = desk.talks.get(&call.conn).filter(|_| desk.boot == call.boot)?;
+        let far = users.talks.get(&call.conn).filter(|_| users.boot == call.boot)?;
         (far.accept.is_some() && far.accept == talk.accept).then_some(far)
     }
 
@@ -265,7 +265,7 @@ impl World<'_> {
         if !over || self.now - talk.over_at < due || qpn != talk.qpn {
             return Err(format!("{qpn} is released too early, or is not the one of {talk:?}"));
         }
-        if let Some(talk) = self.hosts[host].desk.talks.remove(&conn) {
+        if let Some(talk) = self.hosts[host].users.talks.remove(&conn) {
             self.release(host, &talk, qpn);
         }
         self.tally.released += 1;

@@ -59,7 +59,7 @@ impl World<'_> {
             return Ok(None);
         }
         let (at, from) = (packet.to, packet.from);
-        self.hosts[at].desk.notices.clear();
+        self.hosts[at].users.notices.clear();
         let mut due = Due { nothing: packet.harmed, ..Due::default() };
         if !packet.harmed {
             let mad = packet.bytes.get(HEADERS..HEADERS + MAD_LEN).ok_or("a short datagram")?;
@@ -113,8 +113,8 @@ impl World<'_> {
         let words = req.private.get(IP_HEADER..).and_then(read_words);
         let (id, _) = words.ok_or("a request without words was sent")?;
         let from = self.calls[id].from;
-        let desk = &self.hosts[at].desk;
-        if let Some(known) = desk.talks.values().find(|talk| talk.call == id && !talk.active) {
+        let users = &self.hosts[at].users;
+        if let Some(known) = users.talks.values().find(|talk| talk.call == id && !talk.active) {
             if known.step == Step::Accepted && !known.is_over() {
                 due.answer = Some(REP);
             }
@@ -124,7 +124,7 @@ impl World<'_> {
             return Ok(());
         }
         let listening = (0..SERVICES).find(|at| service(*at) == req.service);
-        let listening = listening.and_then(|at| desk.listening[at]);
+        let listening = listening.and_then(|at| users.listening[at]);
         let blockers = self.blockers(at, from, req.qpn, id);
         let refusal = match listening {
             None => Some(RejReason::INVALID_SERVICE_ID),
@@ -134,7 +134,7 @@ impl World<'_> {
                 Some(RejReason::STALE_CONNECTION)
             }
             Some(listening) => {
-                self.hosts[at].desk.is_full(listening).then_some(RejReason::NO_RESOURCES)
+                self.hosts[at].users.is_full(listening).then_some(RejReason::NO_RESOURCES)
             }
         };
         if self.is_doubtful(at, from, req.qpn, id, req.ca_guid) {
@@ -192,13 +192,13 @@ impl World<'_> {
 
     /// Connections of the host `at` with this queue pair of `from`, which block another one.
     fn blockers(&self, at: usize, from: usize, qpn: Qpn, call: CallId) -> Vec<ConnId> {
-        let others = self.hosts[at].desk.with_peer(from, qpn, call).into_iter();
+        let others = self.hosts[at].users.with_peer(from, qpn, call).into_iter();
         others.filter_map(|(conn, talk)| (!talk.is_over()).then_some(conn)).collect()
     }
 
     /// Whether a connection of another adapter that is over may block as well.
     fn is_doubtful(&self, at: usize, from: usize, qpn: Qpn, call: CallId, guid: u64) -> bool {
-        let others = self.hosts[at].desk.with_peer(from, qpn, call);
+        let others = self.hosts[at].users.with_peer(from, qpn, call);
         others.iter().any(|(_, talk)| talk.is_over() && talk.far_guid != guid)
     }
 
@@ -211,7 +211,7 @@ impl World<'_> {
         due: &mut Due,
     ) {
         for conn in blockers {
-            let Some(talk) = self.hosts[at].desk.talks.get_mut(conn) else { continue };
+            let Some(talk) = self.hosts[at].users.talks.get_mut(conn) else { continue };
             if talk.far_guid == guid {
                 talk.mistaken |= late;
                 let refusals = &mut self.calls[talk.call].refusals[usize::from(!talk.active)];
@@ -223,20 +223,20 @@ impl World<'_> {
 
     /// Whether the sender has given this request up since.
     fn is_late(&self, from: usize, id: CommId, boot: u32) -> bool {
-        let desk = &self.hosts[from].desk;
-        desk.boot != boot || desk.talks.get(&ConnId(id)).is_none_or(Talk::is_over)
+        let users = &self.hosts[from].users;
+        users.boot != boot || users.talks.get(&ConnId(id)).is_none_or(Talk::is_over)
     }
 
     /// The connection of the host `at` with this communication id, if it is with `from`.
     fn known(&self, at: usize, from: usize, id: CommId) -> Option<&Talk> {
-        self.hosts[at].desk.talks.get(&ConnId(id)).filter(|talk| talk.peer == from)
+        self.hosts[at].users.talks.get(&ConnId(id)).filter(|talk| talk.peer == from)
     }
 
     /// The communication id of the connection that the peer requested with its own id.
     fn asked_by(&self, at: usize, from: usize, id: CommId) -> CommId {
         let asked =
             |(_, talk): &(&ConnId, &Talk)| (talk.peer, talk.far_id) == (from, id) && !talk.active;
-        self.hosts[at].desk.talks.iter().find(asked).map_or(CommId(0), |(conn, _)| conn.0)
+        self.hosts[at].users.talks.iter().find(asked).map_or(CommId(0), |(conn, _)| conn.0)
     }
 
     /// Number of messages with this attribute, or of all kinds, that wait to be sent to a host.
@@ -260,7 +260,7 @@ impl World<'_> {
     pub(crate) fn fulfilled(&mut self, packet: &Packet, due: Option<Due>) -> Verdict {
         let Some(due) = due else { return Ok(()) };
         let (at, from) = (packet.to, packet.from);
-        let notices = std::mem::take(&mut self.hosts[at].desk.notices);
+        let notices = std::mem::take(&mut self.hosts[at].users.notices);
         let waiting = self.waiting(at, from, due.answer)?;
         if due.nothing {
             let calm = notices.is_empty() && waiting == due.waiting;
@@ -283,7 +283,7 @@ impl World<'_> {
             return Err(format!("host {at}: {notices:?}, and not {due:?}"));
         }
         for conn in &due.over {
-            if self.hosts[at].desk.talks.get(conn).is_some_and(|talk| !talk.is_over()) {
+            if self.hosts[at].users.talks.get(conn).is_some_and(|talk| !talk.is_over()) {
                 return Err(format!("host {at}: {conn:?} goes on, and had to end: {due:?}"));
             }
         }

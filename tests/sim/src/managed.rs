@@ -25,10 +25,10 @@ impl World<'_> {
         let (id, side) = (self.calls.len(), self.side(end));
         let call = Call {
             from: host,
-            boot: self.hosts[host].desk.boot,
+            boot: self.hosts[host].users.boot,
             to,
             conn: ConnId(CommId(0)),
-            guid: self.hosts[host].desk.config.ca_guid,
+            guid: self.hosts[host].users.config.ca_guid,
             service: self.random.index(SERVICES),
             side,
             transport: Transport::Rc,
@@ -62,7 +62,7 @@ impl World<'_> {
     fn hang_up(&mut self, end: EndId) -> Verdict {
         let host = self.ends[end].host;
         let Some(conn) = self.ends[end].conn.take() else { return Ok(()) };
-        let Some(talk) = self.hosts[host].desk.talks.get(&conn) else { return Ok(()) };
+        let Some(talk) = self.hosts[host].users.talks.get(&conn) else { return Ok(()) };
         match talk.step {
             _ if talk.is_over() => Ok(()),
             Step::Accepted | Step::Established if self.random.one_in(2) => {
@@ -78,7 +78,7 @@ impl World<'_> {
         self.leave(end)?;
         self.enter(end);
         let qpn = self.create(end)?;
-        if self.hosts[host].desk.talks.values().any(|talk| talk.qpn == qpn) {
+        if self.hosts[host].users.talks.values().any(|talk| talk.qpn == qpn) {
             return Err(format!("end {end} has the number {qpn}, which is not released"));
         }
         self.ends[end].low = qpn.value() & 0xffff;
@@ -131,7 +131,7 @@ impl World<'_> {
         conn: ConnId,
         (caller, generation): (EndId, u32),
     ) -> Verdict {
-        let Some(talk) = self.hosts[host].desk.talks.get(&conn) else { return Ok(()) };
+        let Some(talk) = self.hosts[host].users.talks.get(&conn) else { return Ok(()) };
         let end = if talk.active { caller } else { peer(caller) };
         let (step, far_qpn) = (talk.step, talk.far_qpn);
         if talk.is_over() {
@@ -173,7 +173,7 @@ impl World<'_> {
     }
 
     fn leave_talk(&mut self, host: usize, conn: ConnId) -> Verdict {
-        match self.hosts[host].desk.talks.get(&conn).map(|talk| talk.step) {
+        match self.hosts[host].users.talks.get(&conn).map(|talk| talk.step) {
             Some(Step::Asked | Step::Replied) => self.reject(host, conn),
             Some(Step::Accepted | Step::Established) => self.disconnect(host, conn),
             Some(Step::Asking) => self.forget_talk(host, conn),
@@ -209,7 +209,7 @@ impl World<'_> {
     /// ready.
     pub(crate) fn is_open(&self, end: EndId) -> bool {
         let this = &self.ends[end];
-        let talks = &self.hosts[this.host].desk.talks;
+        let talks = &self.hosts[this.host].users.talks;
         let talk = this.conn.and_then(|conn| talks.get(&conn));
         !self.is_managed(end) || talk.is_some_and(|talk| talk.step == Step::Established)
     }
@@ -217,7 +217,7 @@ impl World<'_> {
     /// Whether the connection manager has made all its connections, on both sides.
     pub(crate) fn managed_are_open(&self) -> bool {
         self.ends.iter().enumerate().all(|(at, end)| {
-            let talks = &self.hosts[end.host].desk.talks;
+            let talks = &self.hosts[end.host].users.talks;
             let talk = end.conn.and_then(|conn| talks.get(&conn));
             let open = |talk: &Talk| talk.step == Step::Established && !talk.is_over();
             !self.is_managed(at) || talk.is_some_and(open)

@@ -162,7 +162,7 @@ pub(crate) enum Notice {
 
 /// The programs of a host that use its connection manager.
 #[derive(Debug)]
-pub(crate) struct Desk {
+pub(crate) struct CmUsers {
     pub(crate) config: CmConfig,
     /// How often the host has started.
     pub(crate) boot: u32,
@@ -189,7 +189,7 @@ pub(crate) const SLOT: u8 = 3;
 /// one that looks for a free number may try any number of its slot.
 const ELSEWHERE: u8 = SLOT + 2;
 
-impl Desk {
+impl CmUsers {
     pub(crate) fn new(host: usize, crowd: bool, random: &mut Random) -> Self {
         let mut code = |low: u64, high: u64| random.range(low, high) as u8;
         let config = CmConfig {
@@ -305,8 +305,8 @@ mod tests {
     #[test]
     fn no_engine_gives_out_the_number_of_a_queue_pair_that_does_not_exist() {
         let mut random = Random::new(1);
-        let mut desk = Desk::new(0, true, &mut random);
-        desk.numbers = 16;
+        let mut users = CmUsers::new(0, true, &mut random);
+        users.numbers = 16;
         let init = QpInit {
             qp_type: QpType::Rc,
             pd: PdId(1),
@@ -325,7 +325,7 @@ mod tests {
         for slot in [SLOT, SLOT + 1] {
             let mut engine = Engine::new(EngineConfig { qpn_slot: slot, ..Default::default() });
             for _ in 0..100 {
-                let wanted = desk.free_number(&mut random).expect("there are 16");
+                let wanted = users.free_number(&mut random).expect("there are 16");
                 let given = engine.create_qp(&init, wanted.value());
                 assert!(given.is_some_and(|given| given != wanted), "{given:?}");
             }

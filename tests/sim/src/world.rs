@@ -18,7 +18,7 @@ use crate::network::{Agenda, Event, Faults, Network, Packet, Weather};
 use crate::random::{Digest, Random};
 use crate::receives::Shared;
 use crate::scarce;
-use crate::talk::{Call, Desk, SLOT, Step, Talk};
+use crate::talk::{Call, CmUsers, SLOT, Step, Talk};
 use crate::traffic::{address, template};
 
 /// The counts of a run.
@@ -57,7 +57,7 @@ pub(crate) struct Host {
     pub(crate) next_id: u16,
     pub(crate) templates: Vec<Template>,
     pub(crate) gathered: Gathered,
-    pub(crate) desk: Desk,
+    pub(crate) users: CmUsers,
     /// Until these times its port has no room, and its kernel refuses packets.
     pub(crate) blocked_until: u64,
     pub(crate) refusing_until: u64,
@@ -204,7 +204,7 @@ impl<'a> World<'a> {
                 next_id: 0,
                 templates,
                 gathered: Gathered::new(self.random.clone(), self.has.policies.runs),
-                desk: Desk::new(host, self.has.scarcity.crowd, &mut self.random),
+                users: CmUsers::new(host, self.has.scarcity.crowd, &mut self.random),
                 blocked_until: 0,
                 refusing_until: 0,
             });
@@ -227,14 +227,14 @@ impl<'a> World<'a> {
         let own_budget = self.own_budget(at);
         let host = &mut self.hosts[at];
         host.config.own_budget = own_budget;
-        if other && manages && host.desk.boot > 0 && self.has.faults.takeover {
+        if other && manages && host.users.boot > 0 && self.has.faults.takeover {
             // Another host has taken over the address.
-            host.desk.config.ca_guid += 1000;
+            host.users.config.ca_guid += 1000;
             self.tally.faults.takeover += 1;
         }
         let mut engine = Engine::new(host.config);
         if manages {
-            engine.start_cm(CmConfig { key, ..host.desk.config });
+            engine.start_cm(CmConfig { key, ..host.users.config });
         }
         if self.has.strangers {
             engine.probe_unknown_peers();
@@ -243,7 +243,7 @@ impl<'a> World<'a> {
             engine.start_recognition([key[1], key[0]], None, info(&host.config));
         }
         host.engine = Some(engine);
-        host.desk.boot += 1;
+        host.users.boot += 1;
         (host.taken, host.sent) = (0, 0);
         self.share(at)
     }
@@ -326,7 +326,7 @@ impl<'a> World<'a> {
         }
         for (at, host) in self.hosts.iter().enumerate() {
             let open = |talk: &Talk| talk.step == Step::Established && !talk.is_over();
-            for (conn, talk) in host.desk.talks.iter().filter(|(_, talk)| !open(talk)) {
+            for (conn, talk) in host.users.talks.iter().filter(|(_, talk)| !open(talk)) {
                 text += &format!("host {at}: {conn:?}, {talk:?}; ");
             }
         }
@@ -409,7 +409,7 @@ impl<'a> World<'a> {
         host.ram.regions = Ram::new(host.ram.registered.len()).regions;
         host.ram.registered.fill([false; 5]);
         host.srqs.iter_mut().for_each(Shared::forget);
-        host.desk.crash();
+        host.users.crash();
         for end in &host.ends {
             self.ends[*end].taken = None;
             self.ends[*end].letters = Letters::default();

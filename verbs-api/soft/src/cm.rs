@@ -32,7 +32,7 @@ use crate::provider::wakers::Woken;
 
 /// The state that the connection manager needs on its shard.
 #[derive(Debug, Default)]
-pub struct Post {
+pub struct CmOwners {
     pub ways: GsiPaths,
     conns: BTreeMap<ConnId, (Qpn, Arc<dyn Owner>)>,
     listeners: BTreeMap<ListenerId, Arc<dyn Owner>>,
@@ -45,7 +45,7 @@ pub struct Post {
     pub(super) services: Services,
 }
 
-impl Post {
+impl CmOwners {
     /// The number of places that are listened at, or claimed by a call that is not over.
     pub(super) fn places(&self) -> usize {
         self.claimed.len()
@@ -129,39 +129,39 @@ impl Shard {
 
     fn deliver_cm(&mut self, event: CmEvent) {
         trace::connection(&event);
-        let Self { engine, host, post, router, .. } = self;
+        let Self { engine, host, cm_owners: owners, router, .. } = self;
         match event {
             CmEvent::Request { listener, conn, .. } => {
-                if !post.ask((listener, conn), event, &mut host.woken) {
+                if !owners.ask((listener, conn), event, &mut host.woken) {
                     let now = self.now();
                     self.cm().forget(now, conn);
                 }
             }
             CmEvent::Released { conn, qpn } => {
                 router.release_number(qpn, engine);
-                post.put(conn, event, &mut host.woken);
-                post.release(conn);
+                owners.put(conn, event, &mut host.woken);
+                owners.release(conn);
             }
             CmEvent::Asked { .. }
             | CmEvent::AskOver { .. }
             | CmEvent::Resolved { .. }
             | CmEvent::Unresolved { .. } => {
-                if let Some(ask) = post.services.deliver(event, &mut host.woken) {
+                if let Some(ask) = owners.services.deliver(event, &mut host.woken) {
                     let now = self.now();
                     let _ = self.cm().answer(now, ask, Err(SidrStatus::REJECT), &[]);
                 }
             }
             CmEvent::Disconnected { conn, .. } => {
-                if let Some(qpn) = post.breaks_with(conn) {
+                if let Some(qpn) = owners.breaks_with(conn) {
                     // The peer no longer answers: posted requests complete now.
                     router.end_connection_of(qpn, engine, host);
                 }
-                post.put(conn, event, &mut host.woken);
+                owners.put(conn, event, &mut host.woken);
             }
             CmEvent::Replied { conn, .. }
             | CmEvent::Established { conn }
             | CmEvent::Rejected { conn, .. }
-            | CmEvent::TimedOut { conn } => post.put(conn, event, &mut host.woken),
+            | CmEvent::TimedOut { conn } => owners.put(conn, event, &mut host.woken),
         }
     }
 
@@ -188,17 +188,17 @@ impl Shard {
             return Ok(path);
         }
         let way = (transmit.local, transmit.remote);
-        self.post.ways.path_to(&mut self.io, now, way, transmit.via.is_some())
+        self.cm_owners.ways.path_to(&mut self.io, now, way, transmit.via.is_some())
     }
 
     /// QP1's path of a way.
     pub fn cm_path(&mut self, now: Time, way: (IpAddr, IpAddr)) -> io::Result<u32> {
-        self.post.ways.path_to(&mut self.io, now, way, false)
+        self.cm_owners.ways.path_to(&mut self.io, now, way, false)
     }
 
     /// Drops idle ones: see [`GsiPaths::tidy`].
     pub fn tidy_cm_paths(&mut self, now: Time) -> Option<u64> {
-        self.post.ways.tidy(&mut self.io, now)
+        self.cm_owners.ways.tidy(&mut self.io, now)
     }
 
     /// Sends a management datagram on a path. Returns whether there was room.
@@ -252,7 +252,7 @@ impl Device {
         listen: impl FnOnce(&mut Shard) -> Result<ListenerId, CmError>,
     ) -> Result<ListenerId, VerbsError> {
         // This process's own listeners are not in each other's way for the kernel.
-        if !self.cm_core().hold().post.claimed.insert(claim) {
+        if !self.cm_core().hold().cm_owners.claimed.insert(claim) {
             return Err(CmError::InUse.into());
         }
         let (service, address) = claim;
@@ -276,8 +276,8 @@ impl Device {
                 })
             });
         match &listening {
-            Ok(listener) => drop(shard.post.claims.insert(*listener, claim)),
-            Err(_) => drop(shard.post.claimed.remove(&claim)),
+            Ok(listener) => drop(shard.cm_owners.claims.insert(*listener, claim)),
+            Err(_) => drop(shard.cm_owners.claimed.remove(&claim)),
         }
         listening
     }
@@ -295,8 +295,8 @@ impl Device {
     }
 
     pub fn release_claim(&self, shard: &mut Shard, listener: ListenerId) {
-        let Some(claim) = shard.post.claims.remove(&listener) else { return };
-        shard.post.claimed.remove(&claim);
+        let Some(claim) = shard.cm_owners.claims.remove(&listener) else { return };
+        shard.cm_owners.claimed.remove(&claim);
         if let Some(slots) = &self.slots {
             slots.unlisten(claim.0.0, claim.1);
         }
@@ -324,7 +324,7 @@ impl Device {
         }
         self.claim((service, place.address), |shard| {
             let listener = shard.cm().listen(service, place.address, place.backlog)?;
-            shard.post.listeners.insert(listener, owner);
+            shard.cm_owners.listeners.insert(listener, owner);
             // Requests may have waited for it.
             let now = shard.now();
             shard.engine.handle_cm_timeout(now);
@@ -342,7 +342,7 @@ impl Device {
         let mut shard = self.cm_core().hold();
         let now = shard.now();
         let conn = shard.cm().connect(now, ask)?;
-        shard.post.conns.insert(conn, (ask.side.qpn, owner));
+        shard.cm_owners.conns.insert(conn, (ask.side.qpn, owner));
         self.keep(&mut shard, ask.side.qpn, None);
         shard.serve_cm(now);
         Ok(conn)
@@ -357,7 +357,7 @@ impl Device {
         let mut shard = self.cm_core().hold();
         let now = shard.now();
         shard.cm().accept(now, conn, accept)?;
-        shard.post.conns.insert(conn, (accept.side.qpn, owner));
+        shard.cm_owners.conns.insert(conn, (accept.side.qpn, owner));
         self.keep(&mut shard, accept.side.qpn, Some(conn));
         shard.serve_cm(now);
         Ok(())
@@ -386,7 +386,7 @@ impl Manager for Device {
         }
         let mut shard = self.cm_core().hold();
         self.release_claim(&mut shard, listener);
-        let owner = shard.post.listeners.remove(&listener);
+        let owner = shard.cm_owners.listeners.remove(&listener);
         let now = shard.now();
         // The program still decides about requests that it has taken.
         let heard = |conn| owner.as_ref().is_none_or(|owner| !owner.has_request(conn));

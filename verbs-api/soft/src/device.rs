@@ -331,7 +331,7 @@ impl Hca {
         }
         let mut first = self.shards.first().hold();
         sum.connections = first.cm().len();
-        sum.listeners = first.post.places();
+        sum.listeners = first.cm_owners.places();
         drop(first);
         sum.pds = self.events().pds();
         sum

@@ -1,7 +1,7 @@
 //! A shard: an engine, the port that carries its packets, and the loop that drives both.
 //!
 //! Each part owns its state: [`Io`] the port, [`Router`] the ways to other threads, shards and
-//! processes, [`Post`] the owners of connections, [`Cork`] and [`Flood`] when packets leave and
+//! processes, [`CmOwners`] the owners of connections, [`Cork`] and [`Flood`] when packets leave and
 //! when they are read, [`Drivers`] the threads. The loop gives them the engine and the host.
 
 use std::collections::VecDeque;
@@ -13,7 +13,7 @@ use rocinante_stack::verbs::CqId;
 use rocinante_stack::{Engine, TxStop, Urgency};
 
 use super::clock::Clock;
-use super::cm::Post;
+use super::cm::CmOwners;
 use super::cork::Cork;
 use super::drivers::Drivers;
 use super::events::Owner;
@@ -34,7 +34,7 @@ pub struct Shard {
     pub(super) io: Io,
     pub(super) router: Router,
     /// The packets and events of the connection manager.
-    pub post: Post,
+    pub cm_owners: CmOwners,
     /// Requests and acknowledgements that wait to leave together with more.
     pub(super) cork: Cork,
     pub(super) flood: Flood,
@@ -70,7 +70,7 @@ impl Shard {
             host,
             io: Io::new(port),
             router,
-            post: Post::default(),
+            cm_owners: CmOwners::default(),
             cork: Cork::new(),
             flood: Flood::default(),
             drivers: Drivers::new(),
@@ -296,7 +296,7 @@ impl Shard {
         if is_last {
             cqs.iter().for_each(|cq| cq.gone(woken));
         }
-        self.post.fail(woken);
+        self.cm_owners.fail(woken);
     }
 
     /// Executes the waiting commands for a queue pair before a query or a change of it. The caller
@@ -365,7 +365,7 @@ impl Shard {
 
     /// Number of paths without those of QP1.
     pub(super) fn paths_of_queue_pairs(&self) -> usize {
-        self.io.paths() - self.post.ways.count()
+        self.io.paths() - self.cm_owners.ways.count()
     }
 
     /// The next asynchronous event, and the object that it is of, if it is of one.

@@ -54,7 +54,7 @@ impl Device {
     ) -> Result<ListenerId, VerbsError> {
         self.claim((service, place.address), |shard| {
             let listener = shard.cm().listen_datagrams(service, place.address, place.backlog)?;
-            shard.post.services.listeners.insert(listener, owner);
+            shard.cm_owners.services.listeners.insert(listener, owner);
             Ok(listener)
         })
     }
@@ -62,7 +62,7 @@ impl Device {
     pub(super) fn cm_unlisten_datagrams(&self, listener: ListenerId) {
         let mut shard = self.cm_core().hold();
         self.release_claim(&mut shard, listener);
-        let owner = shard.post.services.listeners.remove(&listener);
+        let owner = shard.cm_owners.services.listeners.remove(&listener);
         let now = shard.now();
         // The program still decides about requests that it has taken.
         let heard = |ask| owner.as_ref().is_none_or(|owner| !owner.has_ask(ask));
@@ -80,14 +80,14 @@ impl Device {
         let mut shard = self.cm_core().hold();
         let now = shard.now();
         let query = shard.cm().resolve(now, way, service, private)?;
-        shard.post.services.queries.insert(query, owner);
+        shard.cm_owners.services.queries.insert(query, owner);
         shard.serve_cm(now);
         Ok(query)
     }
 
     pub(super) fn cm_forget_query(&self, query: SidrQueryId) {
         let mut shard = self.cm_core().hold();
-        shard.post.services.queries.remove(&query);
+        shard.cm_owners.services.queries.remove(&query);
         shard.cm().forget_query(query);
     }
 }

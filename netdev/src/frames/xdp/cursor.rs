@@ -13,7 +13,7 @@ pub(crate) struct Cursor {
 }
 
 impl Cursor {
-    /// The cursor of a ring of `size` entries with these values of its indices. Panics if unless
+    /// The cursor of a ring of `size` entries with these values of its indices. Panics unless
     /// `size` is a power of two.
     pub(crate) fn new(size: u32, produced: u32, consumed: u32) -> Self {
         assert!(size.is_power_of_two(), "ring size {size} is no power of two");

@@ -250,7 +250,7 @@ impl Asm {
         self.jump_if_imm(Cond::Ne, Reg::R0, 0, short);
     }
 
-    /// The program, with all jumps resolved. Panics if on a label that was never bound or is out of
+    /// The program, with all jumps resolved. Panics on a label that was never bound or is out of
     /// reach: a bug in the program's source, independent of any input.
     pub fn assemble(mut self) -> Vec<Insn> {
         for (at, label) in self.jumps {

@@ -18,7 +18,7 @@ fn settle(sides: &[Side; 2]) {
 
 /// The entries of the connection manager's tables on the shards.
 fn held(sides: &[Side; 2]) -> [usize; 2] {
-    sides.each_ref().map(|side| soft(&side.ctx).cm_core().hold().post.held())
+    sides.each_ref().map(|side| soft(&side.ctx).cm_core().hold().cm_owners.held())
 }
 
 /// Everything that a program can begin there, ended in each way.
@@ -116,10 +116,14 @@ fn a_path_that_is_used_is_not_idle() {
     assert_eq!(shard.cm_path(at(1500), ways[0]).unwrap(), paths[0]);
     for (ms, left, due) in [(1999, 2, Some(1)), (2000, 1, Some(1500)), (3499, 1, Some(1))] {
         let next = shard.tidy_cm_paths(at(ms));
-        assert_eq!((shard.post.ways.count(), next), (left, due.map(|ms| ms * 1_000_000)), "{ms}");
+        assert_eq!(
+            (shard.cm_owners.ways.count(), next),
+            (left, due.map(|ms| ms * 1_000_000)),
+            "{ms}"
+        );
     }
     assert_eq!(shard.cm_path(at(3499), ways[0]).unwrap(), paths[0], "the same one");
-    assert_eq!((shard.tidy_cm_paths(at(5499)), shard.post.ways.count()), (None, 0));
+    assert_eq!((shard.tidy_cm_paths(at(5499)), shard.cm_owners.ways.count()), (None, 0));
 }
 
 /// Operations leave nothing where their completions are awaited, however they end.
