@@ -58,7 +58,7 @@ pub use port::error::OpenError;
 pub use port::parts::{BackendParts, Manifest, Parts, SharedSockets};
 pub use sharing::{
     Delivery, Errand, GUARDIAN_VARIABLE, Guardian, Left, NOTE_BYTES, PortClaim, Slots,
-    close_elsewhere,
+    close_elsewhere, container_limits,
 };
 pub use udp::next_hop::NextHop;
 pub use udp::{UdpPort, holder};

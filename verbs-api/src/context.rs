@@ -170,10 +170,10 @@ impl Context {
         }
     }
 
-    /// Makes a protection domain (`ibv_alloc_pd(3)`). In software it cannot fail. If a device of
-    /// the kernel refuses, this call still returns a [`Pd`], and each call that makes an object in
-    /// it, such as [`Pd::allocate`] or [`QpBuilder::build`], fails with [`VerbsError::Hardware`],
-    /// which names `ibv_alloc_pd` and its errno.
+    /// Makes a protection domain (`ibv_alloc_pd(3)`). If the container's limit or a device of the
+    /// kernel refuses, this call still returns a [`Pd`], and each call that makes an object in it,
+    /// such as [`Pd::allocate`] or [`QpBuilder::build`], fails with [`VerbsError::Quota`], or with
+    /// [`VerbsError::Hardware`], which names `ibv_alloc_pd` and its errno.
     #[must_use]
     pub fn alloc_pd(&self) -> Pd {
         let kind = match &self.device {

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 use crate::host::Rates;
+use crate::quota::{RdmaExceeded, RdmaMax};
 use crate::rate::Rate;
 
 /// The class of the containers that are in no other.
@@ -49,6 +50,10 @@ pub struct Class {
     pub uplink_rate: Option<Rate>,
     /// The most that it gets of an uplink.
     pub uplink_ceil: Option<Rate>,
+    /// What its programs may hold together. They keep it themselves.
+    pub rdma_max: RdmaMax,
+    /// What happens if they do not.
+    pub rdma_exceeded: RdmaExceeded,
 }
 
 /// A table `[[uplink]]` of the configuration: a link that leaves the host, which containers share.
@@ -106,6 +111,10 @@ pub(crate) struct Bounds {
     pub(crate) uplink_rate: Option<Rate>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) uplink_ceil: Option<Rate>,
+    #[serde(default, skip_serializing_if = "RdmaMax::is_none")]
+    pub(crate) rdma_max: RdmaMax,
+    #[serde(default)]
+    pub(crate) rdma_exceeded: RdmaExceeded,
 }
 
 impl Bounds {
@@ -148,6 +157,8 @@ impl Config {
             rates: it.rates().least(of.rates),
             uplink_rate: it.uplink_rate,
             uplink_ceil: it.uplink_ceil,
+            rdma_max: it.rdma_max,
+            rdma_exceeded: it.rdma_exceeded,
         })
     }
 

@@ -265,6 +265,9 @@ mod tests {
         assert!(class.ring_frames_max.is_some() && class.requests_per_second.is_some());
         assert!(class.ingress_rate.is_some() && class.egress_rate.is_some());
         assert!(class.uplink_rate.is_some() && class.uplink_ceil.is_some());
+        let limits = "hca_handle=8 hca_object=2000 mr_bytes=4294967296";
+        assert_eq!(class.rdma_max.to_string(), limits);
+        assert_eq!(class.rdma_exceeded, crate::quota::RdmaExceeded::Report);
     }
 
     #[test]
@@ -357,6 +360,8 @@ mod tests {
                  [[class]]\nname = \"b\"\nuplink_rate = \"3g\"",
                 "class \"b\": uplink_rate is more than \"a\" has",
             ),
+            ("[[class]]\nname = \"a\"\nrdma_max = \"hca_qp=1\"", "hca_qp=1"),
+            ("[[class]]\nname = \"a\"\nrdma_exceeded = \"perhaps\"", "perhaps"),
             ("[[class]]\nname = \"a\"\negress_rate = \"0\"", "1mbit to 1tbit"),
             ("[[class]]\nname = \"a\"\negress_rate = \"5 MB/s\"", "500mbit"),
             ("[[class]]\nname = \"a\"\ningress_rate = 999999", "999.999kbit"),

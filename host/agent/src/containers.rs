@@ -37,6 +37,7 @@ use crate::links::{
     WayOut, ends, failed, is_gone, not_guarded, peer_elsewhere, sources_of, way_out,
 };
 use crate::log::{Listed, short};
+use crate::pages::Pages;
 use crate::state::{Fixed, Introduced, Known, KnownPort, StateFile};
 use crate::steps;
 
@@ -134,6 +135,7 @@ pub(crate) struct Containers {
     turns: Mutex<HashMap<u32, Weak<Mutex<()>>>>,
     unwritten: Mutex<Seldom>,
     limits: Arc<Limits>,
+    pages: Arc<Pages>,
     uplinks: Mutex<Uplinks>,
 }
 
@@ -145,6 +147,8 @@ struct Inner {
     /// The resources of ports that are being made, by the index of the host's end.
     reserved: BTreeMap<u32, Taken>,
     next_port: u64,
+    /// The network namespaces that are cut off.
+    cut_off: BTreeSet<u64>,
     journal: Arc<Journal>,
 }
 
@@ -172,7 +176,7 @@ impl Containers {
         config: &Config,
         state: StateFile,
         journal: &Arc<Journal>,
-        limits: &Arc<Limits>,
+        (limits, pages): (&Arc<Limits>, &Arc<Pages>),
     ) -> io::Result<Self> {
         let namespaces = Namespaces::open()?;
         let inner = Inner {
@@ -180,6 +184,7 @@ impl Containers {
             containers: BTreeMap::new(),
             reserved: BTreeMap::new(),
             next_port: 0,
+            cut_off: BTreeSet::new(),
             journal: Arc::clone(journal),
         };
         Ok(Self {
@@ -189,6 +194,7 @@ impl Containers {
             turns: Mutex::default(),
             unwritten: Mutex::default(),
             limits: Arc::clone(limits),
+            pages: Arc::clone(pages),
             uplinks: Mutex::default(),
         })
     }
@@ -216,6 +222,10 @@ impl Containers {
             return Err(Refused::new(Code::Forbidden, reason, hint));
         }
         let mut inner = self.lock();
+        if inner.cut_off.contains(&namespace.inode()) {
+            let reason = "your container's programs hold more than its rdma_max";
+            return Err(Refused::new(Code::Forbidden, reason, "close some devices"));
+        }
         let id = inner.namespaces.id(namespace.file()).map_err(|e| failed("number", &e))?;
         let follows = !hints.is_administered_by_itself || rule == SelfAdministered::Follow;
         let (own, host) = ends(&mut inner.namespaces, id, hints.interface)?;
@@ -421,7 +431,11 @@ impl Inner {
             // permitted before stay, and no others.
             return true;
         };
-        match SourceFilter::attach(index, &sources) {
+        let allowed = match self.cut_off.contains(&container.namespace) {
+            true => &Sources { mac: sources.mac, ..Sources::default() },
+            false => &sources,
+        };
+        match SourceFilter::attach(index, allowed) {
             Ok((_, how)) => {
                 tell_mended(how, &container.name);
                 if sources != container.sources {

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use crate::control::{AgentStatus, ContainerStatus, Requests};
 use crate::host::LinkCounts;
 use crate::pages::Sum;
+use crate::quota::{Use, Uses};
 use crate::waits::Waits;
 
 /// The facts at one moment.
@@ -52,6 +53,8 @@ pub(crate) struct ContainerFacts {
     pub(crate) devices: BTreeMap<String, Sum>,
     /// Requests of its network namespace.
     pub(crate) requests: Requests,
+    /// What its programs hold.
+    pub(crate) rdma: Uses,
 }
 
 impl ContainerFacts {
@@ -65,7 +68,7 @@ impl ContainerFacts {
     fn json(&self) -> Value {
         let mut value = match &self.status {
             Some(status) => json!(status),
-            None => json!({ "name": self.name, "requests": self.requests }),
+            None => json!({ "name": self.name, "requests": self.requests, "rdma": self.rdma }),
         };
         let devices: Vec<Value> =
             self.devices.iter().map(|(name, sum)| device(name, sum)).collect();
@@ -208,6 +211,32 @@ impl Facts {
         Ok(())
     }
 
+    /// Limits that programs keep.
+    fn encode_uses(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        type Value = fn(&Use) -> Option<u64>;
+        let series: [(&str, &str, MetricType, Value); 4] = [
+            ("max", "The most that programs may hold", MetricType::Gauge, |it| it.max),
+            ("current", "What programs hold", MetricType::Gauge, |it| Some(it.current)),
+            ("peak", "The most that programs held", MetricType::Gauge, |it| Some(it.peak)),
+            ("events", "Refusals", MetricType::Counter, |it| Some(it.events)),
+        ];
+        for (name, help, kind, value) in series {
+            let name = format!("rocinante_rdma_{name}");
+            let mut family = family(to, &name, help, kind)?;
+            let all = self.containers.iter();
+            let all = all.flat_map(|it| it.rdma.iter().map(move |of| (it.name.as_str(), of)));
+            for (container, (resource, of)) in all {
+                let Some(value) = value(of) else { continue };
+                let labels = [("container", container), ("resource", resource)];
+                match kind {
+                    MetricType::Counter => family.counter(&labels, value)?,
+                    _ => family.gauge(&labels, value)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The kernel's counters at hosts' ends.
     fn encode_links(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         type Count = fn(&LinkCounts) -> u64;
@@ -304,6 +333,7 @@ impl Facts {
 impl Collector for Facts {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
         self.encode_pages(&mut to)?;
+        self.encode_uses(&mut to)?;
         self.encode_links(&mut to)?;
         self.encode_agent(&mut to)
     }

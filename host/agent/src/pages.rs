@@ -5,6 +5,7 @@
 //! read (`file`).
 
 mod file;
+mod quota;
 mod serve;
 
 use std::collections::BTreeMap;
@@ -14,15 +15,15 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use rocinante_netdev::handed::page::{self, COUNTERS, OBJECTS, QueuePair};
+use rocinante_netdev::handed::page::{self, COUNTERS, OBJECTS, PAGES_MAX, QueuePair};
 
 use self::file::Kept;
+pub(crate) use self::quota::Exceeding;
+use self::quota::{Place, Quota};
 use crate::ends::End;
 use crate::journal::Seldom;
 use crate::limits::Limits;
 
-/// Pages of a container. What more devices count is not seen.
-const PAGES_MAX: usize = 256;
 /// Pages of all containers. Each takes three descriptors.
 const ALL_PAGES_MAX: usize = 8192;
 /// Names of devices of a container. Those of further ones are [`OTHER`].
@@ -52,7 +53,7 @@ struct Inner {
     changed: bool,
 }
 
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
+#[derive(Debug, Default)]
 struct Container {
     /// The host's end.
     name: String,
@@ -62,13 +63,16 @@ struct Container {
     past: BTreeMap<String, Counters>,
     /// The devices that are open, or were when an earlier agent ended, by a number of our own.
     devices: BTreeMap<u64, Device>,
+    quota: Quota,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Device {
     /// Its program gave it this number, and says it again to the next agent.
     key: u64,
     page: Option<Arc<File>>,
+    /// Of the container's ledger, if its program keeps limits.
+    slot: Option<usize>,
     /// Its name, once it was read.
     name: Option<String>,
     counters: Counters,
@@ -151,14 +155,14 @@ impl Pages {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes up a page of a container that was handed to a device with this key. `None` if there
-    /// are too many.
+    /// Takes up a page of a container that was handed to a device with this key, and gives it a
+    /// seat if it wants one. `None` if there are too many.
     fn begin(
         &self,
         (host_end, name, namespace): (u32, &str, u64),
-        key: u64,
+        (key, wants_seat): (u64, bool),
         page: File,
-    ) -> Option<PageId> {
+    ) -> Option<(PageId, Option<Place>)> {
         let mut inner = self.lock();
         let open = |it: &Container| it.devices.values().filter(|it| it.page.is_some()).count();
         let all: usize = inner.containers.values().map(open).sum();
@@ -169,14 +173,17 @@ impl Pages {
         if all >= ALL_PAGES_MAX || open(container) >= PAGES_MAX {
             return None;
         }
+        let seat = if wants_seat { container.seat() } else { None };
+        let slot = seat.as_ref().map(|(_, slot)| *slot);
         let page = Some(Arc::new(page));
         // It has counted on since an earlier agent read it.
         let known = container.devices.iter_mut().find(|(_, it)| it.key == key && it.page.is_none());
         if let Some((number, known)) = known {
-            known.page = page;
-            return Some(PageId { host_end, number: *number });
+            (known.page, known.slot) = (page, slot);
+            return Some((PageId { host_end, number: *number }, seat));
         }
-        let device = Device { key, page, name: None, counters: Default::default(), now: None };
+        let counters = Counters::default();
+        let device = Device { key, page, slot, name: None, counters, now: None };
         container.devices.insert(number, device);
         // Of an earlier agent's there is no end.
         while container.devices.len() > 2 * PAGES_MAX {
@@ -185,7 +192,7 @@ impl Pages {
             container.bury(number);
         }
         inner.next += 1;
-        Some(PageId { host_end, number })
+        Some((PageId { host_end, number }, seat))
     }
 
     /// The device of a page has gone: what it has published last stays.
@@ -301,7 +308,10 @@ impl Container {
 
     /// Adds what a device has counted to the past.
     fn bury(&mut self, number: u64) {
-        let Some(Device { name, counters, .. }) = self.devices.remove(&number) else { return };
+        let Some(Device { name, counters, slot, .. }) = self.devices.remove(&number) else {
+            return;
+        };
+        slot.into_iter().for_each(|slot| self.leave(slot));
         let Some(name) = name else { return };
         add(self.past.entry(name).or_default(), &counters);
     }
@@ -330,14 +340,6 @@ impl Container {
 fn add<const N: usize>(sums: &mut [u64; N], more: &[u64; N]) {
     sums.iter_mut().zip(more).for_each(|(sum, more)| *sum = sum.saturating_add(*more));
 }
-
-impl PartialEq for Device {
-    fn eq(&self, other: &Self) -> bool {
-        (self.key, &self.name, self.counters) == (other.key, &other.name, other.counters)
-    }
-}
-
-impl Eq for Device {}
 
 #[cfg(test)]
 mod tests;

@@ -51,6 +51,9 @@ const WORKER_IDLE: Duration = Duration::from_millis(500);
 /// How long the kernel's announcements are collected after some were acted on.
 const HEAR_PAUSE: Duration = Duration::from_millis(10);
 
+/// How often to look whether programs hold more than they may.
+const HOLDS_PAUSE: Duration = Duration::from_secs(2);
+
 /// When to look again for a process that has the sockets of ports which it says it closed: it may
 /// be about to. After these times only its end is waited for.
 const LOOK_AGAIN: [Duration; 3] =
@@ -143,9 +146,11 @@ fn start(config: &Config, file: Option<&Path>) -> Result<(), AgentError> {
     rights::drop_others()?;
     let no_netlink = |e| AgentError::os("cannot open rtnetlink", &e, "it needs Linux 4.20");
     let limits = Arc::new(Limits::new(config.requests_per_second));
-    let containers = Containers::new(config, state, &journal, &limits).map_err(no_netlink)?;
     let pages = Pages::new(&config.state, own.network().inode(), config.requests_per_second)
         .map_err(|e| AgentError::os("/proc/sys/kernel/random/boot_id", &e, "mount /proc"))?;
+    let pages = Arc::new(pages);
+    let containers = Containers::new(config, state, &journal, (&limits, &pages));
+    let containers = containers.map_err(no_netlink)?;
     let agent = Arc::new(Agent {
         own,
         ends: Ends::new().map_err(no_netlink)?,
@@ -155,7 +160,7 @@ fn start(config: &Config, file: Option<&Path>) -> Result<(), AgentError> {
         limits,
         searches: Turns::new(SEARCHES_MAX),
         guards: kept,
-        pages: Arc::new(pages),
+        pages,
         file,
         clients: Clients::default(),
         since: Instant::now(),
@@ -163,8 +168,8 @@ fn start(config: &Config, file: Option<&Path>) -> Result<(), AgentError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         // And one each for the kernel's announcements, the sums of the log, a command, the
-        // configuration, a scrape, and the end of a page.
-        .max_blocking_threads(WORKED_MAX + SEARCHES_MAX + 6)
+        // configuration, a scrape, the begin and the end of a page, and what programs hold.
+        .max_blocking_threads(WORKED_MAX + SEARCHES_MAX + 8)
         .thread_keep_alive(WORKER_IDLE)
         .build()
         .map_err(|e| AgentError::os("cannot start", &e, ""))?;
@@ -214,10 +219,13 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
     tokio::spawn(async move {
         accept_all(pages, &paged.closers, |connection| {
             let agent = Arc::clone(&paged);
-            async move { agent.pages.serve(&agent.own, &agent.ends, connection).await }
+            let worker = Arc::clone(&agent);
+            let limit = move || worker.containers.limit_pages();
+            async move { agent.pages.serve(&agent.own, &agent.ends, connection, limit).await }
         })
         .await;
     });
+    let holds = tokio::spawn(holds(Arc::clone(&agent)));
     tokio::spawn(metrics(Arc::clone(&agent)));
     tokio::select! {
         _ = terminate.recv() => {}
@@ -229,6 +237,7 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
     hear.abort();
     sums.abort();
+    holds.abort();
     agent.sum();
     agent.pages.last();
     tracing::info!("ends");
@@ -241,6 +250,18 @@ async fn sums(agent: Arc<Agent>) {
         tokio::time::sleep(MINUTE).await;
         let agent = Arc::clone(&agent);
         let _ = tokio::task::spawn_blocking(move || agent.sum()).await;
+    }
+}
+
+/// Looks whether programs hold more than they may.
+async fn holds(agent: Arc<Agent>) {
+    loop {
+        tokio::time::sleep(HOLDS_PAUSE).await;
+        let agent = Arc::clone(&agent);
+        if agent.containers.has_limits() {
+            let judge = move || agent.containers.judge(Instant::now());
+            let _ = tokio::task::spawn_blocking(judge).await;
+        }
     }
 }
 
@@ -504,9 +525,11 @@ impl Agent {
             let it = ContainerFacts { requests: status.requests.clone(), ..Default::default() };
             all.insert(status.name.clone(), ContainerFacts { status: Some(status), ..it });
         }
+        let mut uses = self.pages.uses();
         for sums in self.pages.sums(self.ends.all().ok().as_ref(), with_queue_pairs) {
             let it = all.entry(sums.name).or_default();
             it.requests = self.journal.requests(Some(Share::Container(sums.namespace)));
+            it.rdma = uses.remove(&sums.namespace).unwrap_or_default();
             it.devices = sums.devices;
         }
         let mut links = link_counts().unwrap_or_default();

@@ -6,6 +6,7 @@
 //! then a section for each shard, then the rows of queue pairs. A section and its rows are written
 //! under its sequence number, which is odd meanwhile.
 
+mod ledger;
 mod read;
 mod write;
 
@@ -17,6 +18,7 @@ use std::path::{Path, PathBuf};
 use rustix::net::{RecvFlags, ReturnFlags};
 use serde::{Deserialize, Serialize};
 
+pub use self::ledger::{Account, Amounts, Exceeded, Ledger, NO_LIMIT, RESOURCES, Seat, Usage};
 pub use self::read::{Reading, queue_pairs, read};
 pub use self::write::{Page, Section};
 use crate::frames::xdp::memory_file;
@@ -30,6 +32,9 @@ pub const BYTES: usize = ROWS_AT + ROWS_MAX * ROW_BYTES;
 pub const ROWS_MAX: usize = 4096;
 /// The most shards.
 pub const SHARDS_MAX: usize = super::message::SHARDS_MAX;
+
+/// The most pages of a container, and slots of its ledger.
+pub const PAGES_MAX: usize = 256;
 
 const ROW_BYTES: usize = 64;
 const SECTION_BYTES: usize = 512;
@@ -145,34 +150,48 @@ pub fn path(socket: &Path) -> PathBuf {
 
 /// The longest message, in bytes.
 const MESSAGE_BYTES_MAX: usize = 256;
-const SPACE: usize = rustix::cmsg_space!(ScmRights(1));
+const SPACE: usize = rustix::cmsg_space!(ScmRights(2));
 
 /// A program's request for a page.
-#[derive(Serialize, Deserialize)]
-struct Ask {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ask {
     version: u32,
-    key: u64,
+    /// Any number that the program gives no other device.
+    pub key: u64,
+    /// Whether it keeps limits, and wants a seat. A program of before says nothing of it.
+    #[serde(default)]
+    pub ledger: bool,
 }
 
-/// An agent's answer, with the page's descriptor.
+/// An agent's answer, with the page's descriptor, and perhaps the ledger's.
 #[derive(Serialize, Deserialize)]
 struct Answer {
     version: u32,
     bytes: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ledger: Option<LedgerAnswer>,
 }
 
-/// Asks for a page, without waiting. `key` is any number that this program gives no other device.
-/// Error: the kernel's.
+#[derive(Serialize, Deserialize)]
+struct LedgerAnswer {
+    bytes: usize,
+    slot: usize,
+}
+
+/// Asks for a page and a seat, without waiting. `key` is any number that this program gives no other
+/// device. Error: the kernel's.
 pub fn ask(to: impl AsFd, key: u64) -> io::Result<()> {
-    rights::send::<SPACE>(to, &bytes_of(&Ask { version: super::VERSION, key }), &[])
+    let ask = Ask { version: super::VERSION, key, ledger: true };
+    rights::send::<SPACE>(to, &bytes_of(&ask), &[])
 }
 
-/// The page that an agent hands over, if it has answered. Error: `WouldBlock` if there is no answer
-/// yet; `UnexpectedEof` if there will be none; `InvalidData` if it is none; the kernel's.
-pub fn receive(from: impl AsFd) -> io::Result<Page> {
+/// The page that an agent hands over, if it has answered, and the seat, if it gives one. Error:
+/// `WouldBlock` if there is no answer yet; `UnexpectedEof` if there will be none; `InvalidData` if
+/// it is none; the kernel's.
+pub fn receive(from: impl AsFd) -> io::Result<(Page, Option<Seat>)> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
     let mut bytes = [0; MESSAGE_BYTES_MAX];
-    let (count, flags, mut descriptors) =
+    let (count, flags, descriptors) =
         rights::receive::<SPACE>(from, &mut bytes, RecvFlags::DONTWAIT)?;
     match count {
         0 => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -180,15 +199,21 @@ pub fn receive(from: impl AsFd) -> io::Result<Page> {
         _ => {}
     }
     let answer: Answer = serde_json::from_slice(&bytes[..count])?;
-    let page = descriptors.pop().filter(|_| answer.version == super::VERSION);
-    Page::of_fd(page.ok_or_else(invalid)?.as_fd(), answer.bytes)
+    let mut descriptors = descriptors.into_iter().filter(|_| answer.version == super::VERSION);
+    let page = descriptors.next().ok_or_else(invalid)?;
+    let page = Page::of_fd(page.as_fd(), answer.bytes)?;
+    let seat = |LedgerAnswer { bytes, slot }| {
+        let ledger = descriptors.next().filter(|_| slot < PAGES_MAX).ok_or_else(invalid)?;
+        Ok::<_, io::Error>(Seat { ledger: Ledger::of_fd(ledger.as_fd(), bytes)?, slot })
+    };
+    Ok((page, answer.ledger.map(seat).transpose()?))
 }
 
-/// The key of a request, for an agent, without waiting. A message with descriptors stays where it
-/// is: the kernel would close them here, which may take any time. Error: `WouldBlock` if there is
-/// no message yet; `UnexpectedEof` if there will be none; `InvalidData` if it is none, or of
-/// another version; the kernel's.
-pub fn asked(from: impl AsFd) -> io::Result<u64> {
+/// A request, for an agent, without waiting. A message with descriptors stays where it is: the
+/// kernel would close them here, which may take any time. Error: `WouldBlock` if there is no
+/// message yet; `UnexpectedEof` if there will be none; `InvalidData` if it is none, or of another
+/// version; the kernel's.
+pub fn asked(from: impl AsFd) -> io::Result<Ask> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
     let peek = RecvFlags::DONTWAIT | RecvFlags::PEEK;
     let (_, flags, _) = rights::receive::<0>(&from, &mut [], peek)?;
@@ -202,7 +227,7 @@ pub fn asked(from: impl AsFd) -> io::Result<u64> {
     }
     let ask: Ask = serde_json::from_slice(&bytes[..count])?;
     let is_ours = ask.version == super::VERSION && !flags.contains(ReturnFlags::TRUNC);
-    is_ours.then_some(ask.key).ok_or_else(invalid)
+    is_ours.then_some(ask).ok_or_else(invalid)
 }
 
 /// A fresh page, whose size no process can change. Error: no descriptor left.
@@ -210,10 +235,17 @@ pub fn make() -> io::Result<OwnedFd> {
     memory_file(c"rocinante-page", BYTES)
 }
 
-/// Hands a page over, without waiting. Error: the kernel's: the program has gone.
-pub fn hand_over(to: impl AsFd, page: BorrowedFd<'_>) -> io::Result<()> {
-    let answer = Answer { version: super::VERSION, bytes: BYTES };
-    rights::send::<SPACE>(to, &bytes_of(&answer), &[page])
+/// Hands a page over, and a ledger with the slot of the device if it asked for one, without
+/// waiting. Error: the kernel's: the program has gone.
+pub fn hand_over(
+    to: impl AsFd,
+    page: BorrowedFd<'_>,
+    ledger: Option<(BorrowedFd<'_>, usize)>,
+) -> io::Result<()> {
+    let of_ledger = ledger.map(|(_, slot)| LedgerAnswer { bytes: ledger::BYTES, slot });
+    let answer = Answer { version: super::VERSION, bytes: BYTES, ledger: of_ledger };
+    let both: Vec<_> = [Some(page), ledger.map(|it| it.0)].into_iter().flatten().collect();
+    rights::send::<SPACE>(to, &bytes_of(&answer), &both)
 }
 
 fn bytes_of(message: &impl Serialize) -> Vec<u8> {

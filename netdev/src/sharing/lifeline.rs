@@ -8,14 +8,16 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{SendFlags, SocketAddrUnix, SocketFlags, connect, send};
 use rustix::process::geteuid;
+use rustix::time::Timespec;
 
 use super::Shared;
 use super::guardian::GUARDIAN_VARIABLE;
 use super::rendezvous::{Objects, SPACE, seqpacket};
-use crate::handed::page::{self, Page};
-use crate::handed::{Agent, guard};
+use crate::handed::page::{self, Account, Page};
+use crate::handed::{Agent, WAIT_MAX, guard};
 use crate::kernel::descriptors;
 use crate::kernel::rights;
 
@@ -66,14 +68,17 @@ fn connected(to: &SocketAddrUnix) -> io::Result<OwnedFd> {
     Ok(connection)
 }
 
-/// The page that the agent of now has handed over, once it has.
+/// The page that the agent of now has handed over, once it has, and what the device holds.
 #[derive(Debug, Default)]
-pub(super) struct PagePlace(Mutex<Option<Arc<Page>>>);
+pub(super) struct PagePlace {
+    page: Mutex<Option<Arc<Page>>>,
+    pub(super) account: Account,
+}
 
 impl PagePlace {
     /// The page, unless it is just being changed.
     pub(super) fn get(&self) -> Option<Arc<Page>> {
-        self.0.try_lock().ok()?.clone()
+        self.page.try_lock().ok()?.clone()
     }
 }
 
@@ -105,11 +110,23 @@ impl AgentLink {
         Self::at(&path, Errand::Register(registration))
     }
 
-    /// Asks the agent for a page, which comes to `place` later. `None` if there is no agent.
+    /// Asks the agent for a page, which comes to `place`: now, so that limits bind from the first
+    /// object on, or later if the agent is slow. `None` if there is no agent.
     pub(super) fn for_page(place: &Arc<PagePlace>) -> Option<Self> {
         let key = RandomState::new().build_hasher().finish();
         let path = page::path(Agent::from_environment().path()?);
-        Self::at(&path, Errand::Publish { key, place: place.clone() })
+        let mut it = Self::at(&path, Errand::Publish { key, place: place.clone() })?;
+        it.wait(WAIT_MAX);
+        Some(it)
+    }
+
+    fn wait(&mut self, limit: Duration) {
+        let limit = Timespec::try_from(limit).unwrap_or_default();
+        let Ok(connection) = &self.connection else { return };
+        let mut all = [PollFd::new(connection, PollFlags::IN)];
+        // An interrupted wait ends early.
+        let is_readable = poll(&mut all, Some(&limit)).is_ok_and(|count| count > 0);
+        self.attend(is_readable);
     }
 
     fn at(path: &Path, errand: Errand) -> Option<Self> {
@@ -178,9 +195,13 @@ impl AgentLink {
         else {
             return false;
         };
-        let Ok(page) = page::receive(connection) else { return false };
-        let old = place.0.lock().unwrap_or_else(PoisonError::into_inner).replace(Arc::new(page));
-        drop(old);
+        let Ok((page, seat)) = page::receive(connection) else { return false };
+        let mut shared = place.page.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = shared.replace(Arc::new(page));
+        drop((shared, old));
+        if let Some(seat) = seat {
+            place.account.sit(seat);
+        }
         true
     }
 
@@ -198,6 +219,7 @@ mod tests {
 
     use super::*;
     use crate::handed::guard::{PARCELS_MAX, Word, receive};
+    use crate::handed::page::{Ledger, Usage};
     use crate::sharing::rendezvous::join;
 
     /// The first agent ends, and the next one gets the same key, and hands out another page.
@@ -219,13 +241,16 @@ mod tests {
         let mut pages = Vec::new();
         for _ in 0..3 {
             let agent = accept_with(&listener, SocketFlags::CLOEXEC).expect("connected");
-            assert_eq!(page::asked(&agent).expect("a request"), 7);
+            assert_eq!(page::asked(&agent).expect("a request").key, 7);
             let before = page.get();
             link.attend(false);
             assert_eq!(before.is_none(), pages.is_empty(), "the last one is used until then");
             let made = page::make().expect("a page");
-            page::hand_over(&agent, made.as_fd()).expect("sent");
-            link.attend(true);
+            let (file, ledger) = Ledger::make(&Usage::default()).expect("a ledger");
+            page::hand_over(&agent, made.as_fd(), Some((file.as_fd(), 9))).expect("sent");
+            link.wait(Duration::from_secs(30));
+            assert_eq!(ledger.usage().current, [0, 0, 8 * pages.len() as u64]);
+            page.account.charge(&[0, 0, 8]).expect("no limit");
             let now = page.get().expect("it came");
             assert!(pages.iter().all(|other| !Arc::ptr_eq(other, &now)));
             pages.push(now);

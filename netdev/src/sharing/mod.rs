@@ -52,7 +52,7 @@ use self::lifeline::{AgentLink, PagePlace, Registration};
 use self::locks::On;
 pub use self::locks::PortClaim;
 
-use crate::handed::page::Page;
+use crate::handed::page::{Account, Amounts, Page};
 use crate::kernel::interface::Interface;
 use crate::port::config::{PacketConfig, PortConfig, Shards};
 use crate::port::contract::{Backend, RxDatagram};
@@ -90,6 +90,15 @@ pub struct Slots {
     _guardian: Option<OwnedFd>,
 }
 
+/// The limits of this process's container, before it has a device. It waits as [`Slots::lease`]
+/// does.
+#[must_use]
+pub fn container_limits() -> Amounts {
+    let place = Arc::<PagePlace>::default();
+    drop(AgentLink::for_page(&place));
+    place.account.limits()
+}
+
 /// The end of a datagram for a neighbour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Delivery {
@@ -110,8 +119,9 @@ impl std::fmt::Debug for Slots {
 
 impl Slots {
     /// Takes slots for the ports of a device with these addresses; `shards` has their number and
-    /// the byte. Error: another user's process, or one that does not share, has an address; all
-    /// slots are taken; no descriptors or no memory left.
+    /// the byte. Where an agent is, it waits for its page, a second at most. Error: another user's
+    /// process, or one that does not share, has an address; all slots are taken; no descriptors or
+    /// no memory left.
     pub fn lease(
         iface: &Interface,
         addresses: &[IpAddr],
@@ -151,6 +161,12 @@ impl Slots {
     /// over.
     pub fn page(&self) -> Option<Arc<Page>> {
         self.page.get()
+    }
+
+    /// What this device holds, of what the programs of its container may hold together.
+    #[must_use]
+    pub fn account(&self) -> &Account {
+        &self.page.account
     }
 
     /// The configuration of these ports: a ring of `packet` that the program left at its default

@@ -93,8 +93,8 @@ fn pair() -> (Page, File) {
     let ends: (OwnedFd, OwnedFd) =
         socketpair(AddressFamily::UNIX, kind, flags, None).expect("a pair");
     let made = make().expect("a page");
-    hand_over(&ends.0, made.as_fd()).expect("sent");
-    (receive(&ends.1).expect("a page"), made.into())
+    hand_over(&ends.0, made.as_fd(), None).expect("sent");
+    (receive(&ends.1).expect("a page").0, made.into())
 }
 
 pub(super) fn corpus() -> Vec<Vec<u8>> {

@@ -26,6 +26,7 @@ mod outlived;
 mod patience;
 mod perf;
 mod pingpong;
+mod quota;
 mod rates;
 mod rping;
 mod run;

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rocinante_netdev::Interface;
+use rocinante_netdev::handed::page::{Amounts, NO_LIMIT, RESOURCES};
+use rocinante_soft::least;
 use rocinante_soft::model::device::Limits;
 use rocinante_stack::types::Mtu;
 
@@ -104,7 +106,13 @@ impl Found {
     }
 
     pub(crate) fn attributes(&self) -> DeviceAttr {
-        let limits = Limits::default();
+        self.attributes_within(&[NO_LIMIT; RESOURCES.len()])
+    }
+
+    /// The attributes of a device of a container with these limits.
+    pub(crate) fn attributes_within(&self, quota: &Amounts) -> DeviceAttr {
+        let limits = least(Limits::default(), quota);
+        let objects = u32::try_from(quota[1]).unwrap_or(u32::MAX);
         let int = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
         let size = |value: usize| i32::try_from(value).unwrap_or(i32::MAX);
         let rd_atom = int(limits.max_qp_rd_atom);
@@ -112,7 +120,7 @@ impl Found {
             fw_ver: convert::text(env!("CARGO_PKG_VERSION")),
             node_guid: self.guid(),
             sys_image_guid: self.guid(),
-            max_mr_size: 1 << 47,
+            max_mr_size: quota[2].min(1 << 47),
             page_size_cap: 0xffff_f000,
             // No vendor: as Soft-RoCE says.
             vendor_id: 0xff_ffff,
@@ -126,7 +134,7 @@ impl Found {
             max_cq: int(limits.max_cq),
             max_cqe: int(limits.max_cqe),
             max_mr: int(limits.max_mr),
-            max_pd: int(PDS_MAX),
+            max_pd: int(objects.min(PDS_MAX)),
             max_qp_rd_atom: rd_atom,
             max_ee_rd_atom: 0,
             max_res_rd_atom: rd_atom.saturating_mul(int(limits.max_qp)),
@@ -142,7 +150,7 @@ impl Found {
             max_mcast_grp: size(GROUPS_MAX),
             max_mcast_qp_attach: size(MEMBERS_MAX),
             max_total_mcast_qp_attach: size(GROUPS_MAX * MEMBERS_MAX),
-            max_ah: int(AHS_MAX),
+            max_ah: int(objects.min(AHS_MAX)),
             max_fmr: 0,
             max_map_per_fmr: 0,
             max_srq: int(limits.max_srq),

@@ -10,8 +10,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 pub(crate) use rocinante_netdev::{
-    DEVICES_VARIABLE, NamedInterface, NextHop, PortClaim, apart, gid_table_len, named_interfaces,
-    sysfs,
+    DEVICES_VARIABLE, NamedInterface, NextHop, PortClaim, apart, container_limits, gid_table_len,
+    named_interfaces, sysfs,
 };
 use rocinante_soft as soft;
 use rocinante_soft::model::device::DeviceCounters;
@@ -64,7 +64,9 @@ impl Device {
     pub(crate) fn alloc_pd(&self) -> Result<Pd, VerbsError> {
         let (what, max) = ("protection domains", PDS_MAX);
         let count = soft::Counted::new(&self.0, |hca| &hca.plain_pds, (what, max))?;
-        Ok(Pd(soft::Pd::new(&self.0), count))
+        let pd = soft::Pd::new(&self.0);
+        pd.admitted()?;
+        Ok(Pd(pd, count))
     }
 
     pub(crate) fn create_channel(&self) -> Result<Channel, VerbsError> {

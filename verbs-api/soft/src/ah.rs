@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rocinante_netdev::PathSpec;
 use rocinante_stack::verbs::AhId;
 
+use super::charge::Charge;
 use super::{Device, Pd};
 use crate::model::error::VerbsError;
 use crate::model::qp::PeerPath;
@@ -17,11 +18,14 @@ pub struct Ah {
     id: AhId,
     /// The path of each shard.
     paths: Box<[u32]>,
+    _charge: Charge,
 }
 
 impl Ah {
     pub fn create(pd: &Pd, local: IpAddr, path: &PeerPath) -> Result<Self, VerbsError> {
+        pd.admitted()?;
         let device = pd.device.clone();
+        let charge = Charge::object(device.hca())?;
         let mut shards = device.shards.hold_all();
         let spec = spec(local, path, spread(path));
         let mut paths = Vec::with_capacity(device.shards.count());
@@ -53,7 +57,7 @@ impl Ah {
             return Err(failed.unwrap_or(full));
         };
         drop(shards);
-        Ok(Self { device, id, paths: paths.into() })
+        Ok(Self { device, id, paths: paths.into(), _charge: charge })
     }
 
     pub fn id(&self) -> AhId {

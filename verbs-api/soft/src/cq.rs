@@ -10,6 +10,7 @@ use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{CqId, Cqe};
 
 use super::announce::{ChannelShared, CqShared, End};
+use super::charge::Charge;
 use super::events::Owner;
 use super::rivals::{self, EmptyPolls};
 use super::{Device, gone};
@@ -27,6 +28,7 @@ pub struct Cq {
     shards: Users,
     channel: Option<Channel>,
     empty_polls: EmptyPolls,
+    _charge: Charge,
 }
 
 /// The shards of the queue pairs that complete to a queue: polling the queue drives them.
@@ -70,6 +72,7 @@ impl Cq {
         depth: u32,
         channel: Option<&Channel>,
     ) -> Result<Arc<Self>, VerbsError> {
+        let charge = Charge::object(device.hca())?;
         let mut shards = device.shards.hold_all();
         let shard = shards.first();
         if shard.host.cqs.len() >= device.limits.max_cq as usize {
@@ -99,6 +102,7 @@ impl Cq {
             shards: users,
             channel: channel_of,
             empty_polls: EmptyPolls::default(),
+            _charge: charge,
         });
         if let Some(channel) = channel {
             channel.queues.add(cq.shared.number, &cq);

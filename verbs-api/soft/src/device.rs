@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use rocinante_netdev::handed::page::Exceeded;
 use rocinante_netdev::{self as netdev, AnyPort, Backend, Capabilities, Port, Slots};
 use rocinante_stack::mem::PdId;
 use rocinante_stack::types::{Mtu, Qpn, QueueKind};
 use rocinante_stack::{Budget, PeerAddress, PeerKind};
 
+use super::charge::{self, Charge};
 use super::events::{Events, Inbox, Owner};
 use super::exit;
 use super::opens::Claim;
@@ -41,6 +43,7 @@ pub struct Device {
     hca: Arc<Hca>,
     /// The asynchronous events of its objects.
     pub events: Arc<Inbox>,
+    _charge: Charge,
 }
 
 impl Deref for Device {
@@ -109,14 +112,19 @@ impl std::fmt::Debug for Hca {
 }
 
 impl Device {
-    /// Opens the device. Its events go to `events`.
-    pub fn new(hca: Arc<Hca>, events: Arc<Inbox>) -> Arc<Self> {
+    /// Opens the device. Its events go to `events`. `counts` says whether it is a context of the
+    /// program's.
+    ///
+    /// # Errors
+    /// The container has as many contexts as it may.
+    pub fn new(hca: Arc<Hca>, events: Arc<Inbox>, counts: bool) -> Result<Arc<Self>, VerbsError> {
+        let charge = Charge::contexts(&hca, counts.into())?;
         hca.events().join(&events);
         // Events from before this context was there happened to it, too.
         if hca.is_broken() {
             let _ = events.push(AsyncEvent::DeviceFatal);
         }
-        Arc::new(Self { hca, events })
+        Ok(Arc::new(Self { hca, events, _charge: charge }))
     }
 
     pub fn hca(&self) -> &Arc<Hca> {
@@ -225,7 +233,7 @@ impl Hca {
             active_mtu: self.active_mtu,
             chosen_because: self.why.0.clone(),
             instead_of: self.why.1,
-            ..attributes(self.limits, self.shards.count())
+            ..attributes(charge::least(self.limits, &self.quota()), self.shards.count())
         }
     }
 
@@ -452,6 +460,7 @@ fn queue_kind(capabilities: &Capabilities) -> QueueKind {
 pub struct Pd {
     pub(super) device: Arc<Device>,
     pub id: PdId,
+    charge: Result<Charge, Exceeded>,
 }
 
 impl Pd {
@@ -464,7 +473,15 @@ impl Pd {
                 break id;
             }
         };
-        Self { device: device.clone(), id }
+        Self { device: device.clone(), id, charge: Charge::object(device.hca()) }
+    }
+
+    /// Whether objects may be made in it.
+    ///
+    /// # Errors
+    /// The container had as many objects as it may before this one.
+    pub fn admitted(&self) -> Result<(), VerbsError> {
+        self.charge.as_ref().map(drop).map_err(|exceeded| (*exceeded).into())
     }
 
     pub fn device(&self) -> &Arc<Device> {

@@ -15,6 +15,7 @@ mod ah;
 mod announce;
 #[cfg(test)]
 mod announce_tests;
+mod charge;
 mod choice;
 mod clock;
 mod cm;
@@ -69,6 +70,7 @@ mod wishes;
 use rocinante_stack::Engine;
 
 pub use self::ah::Ah;
+pub use self::charge::least;
 pub use self::choice::BackendChoice;
 pub use self::cq::{Channel, Cq};
 pub use self::device::{Counted, Device, Hca, Pd, active_mtu, attributes};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rocinante_stack::mem::{Access, AccessError, Accessor, PdId, Region, Sge};
 use rocinante_stack::types::{Key, Qpn};
 
+use super::charge::Charge;
 use super::shards::HeldAll;
 use super::{Device, Pd};
 use crate::model::error::VerbsError;
@@ -18,6 +19,7 @@ pub struct Registration {
     pd: PdId,
     key: Key,
     removed: bool,
+    charge: Charge,
 }
 
 /// The new properties of a region.
@@ -33,11 +35,13 @@ pub struct Change<'a> {
 impl Registration {
     /// Registers memory that work requests and peers name by `start`.
     pub fn insert(pd: &Pd, range: Range, start: u64, access: Access) -> Result<Self, VerbsError> {
+        pd.admitted()?;
         check(access)?;
         check_memory(range, access)?;
         memory::faults::watch();
         let random = random()?;
         let device = &pd.device;
+        let charge = Charge::region(device.hca(), range.len)?;
         let region = region(pd.id, range, start, access);
         let mut shards = device.shards.hold_all();
         let key = shards.first().host.regions.insert(region, random);
@@ -47,7 +51,7 @@ impl Registration {
         })?;
         insert_too(&mut shards, key, region);
         drop(shards);
-        Ok(Self { device: device.clone(), pd: pd.id, key, removed: false })
+        Ok(Self { device: device.clone(), pd: pd.id, key, removed: false, charge })
     }
 
     pub fn key(&self) -> Key {
@@ -101,6 +105,7 @@ impl Registration {
         };
         check_memory(range, change.access)?;
         let random = random()?;
+        let room = self.charge.room(range.len)?;
         let region = region(pd, range, range.start(change.access), change.access);
         let mut shards = self.without_windows()?;
         let key = shards.first().host.regions.replace(self.key, region, random);
@@ -111,6 +116,7 @@ impl Registration {
         }
         insert_too(&mut shards, key, region);
         drop(shards);
+        self.charge.resized(room, range.len);
         self.key = key;
         self.pd = pd;
         Ok(())

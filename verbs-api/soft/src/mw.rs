@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rocinante_stack::mem::MwType;
 use rocinante_stack::types::Key;
 
+use super::charge::Charge;
 use super::{Device, Pd};
 use crate::model::error::VerbsError;
 use crate::provider::random::random;
@@ -14,22 +15,25 @@ use crate::provider::random::random;
 pub struct Window {
     device: Arc<Device>,
     first: Key,
+    _charge: Charge,
 }
 
 impl Window {
     pub fn alloc(pd: &Pd, mw_type: MwType) -> Result<Self, VerbsError> {
+        pd.admitted()?;
         let random = random()?;
         let device = pd.device.clone();
         if device.shards.count() > 1 {
             let why = "a binding is one shard's, and a peer may come to any: for memory windows open the device with one shard";
             return Err(VerbsError::Invalid(why.into()));
         }
+        let charge = Charge::object(device.hca())?;
         let first = device.shards.first().hold().host.regions.insert_window(pd.id, mw_type, random);
         let first = first.ok_or(VerbsError::Limit {
             what: "memory regions and windows",
             max: u64::from(device.limits.max_mr),
         })?;
-        Ok(Self { device, first })
+        Ok(Self { device, first, _charge: charge })
     }
 
     pub fn is_of(&self, device: &Arc<Device>) -> bool {

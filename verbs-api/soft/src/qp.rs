@@ -11,6 +11,7 @@ use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
 use rocinante_stack::{ModifyError, QpAttr, QpInit};
 
+use super::charge::Charge;
 use super::front::QpShared;
 use super::progress::Core;
 use super::{Counted, Cq, Device, Pd, Srq, ah};
@@ -52,6 +53,7 @@ pub struct Qp {
 impl Qp {
     /// Makes a queue pair in the RESET state.
     pub fn create(pd: &Pd, attr: &QpInitAttr<'_>) -> Result<Self, VerbsError> {
+        pd.admitted()?;
         faults::watch();
         let device = pd.device.clone();
         let random = random()?;
@@ -59,6 +61,7 @@ impl Qp {
         let core = device.shards.get(index).expect("chosen among them").clone();
         let most = ("queue pairs", device.limits.max_qp);
         let counted = Counted::new(&device, |hca| &hca.qps, most)?;
+        let charge = Charge::object(device.hca())?;
         let mut guard = core.hold();
         let shard = &mut *guard;
         let mut qpn = None;
@@ -82,6 +85,7 @@ impl Qp {
         cqs.iter().for_each(|cq| cq.used_by(index));
         let path = Mutex::new(None);
         counted.keep();
+        charge.keep();
         Ok(Self { shared, device, core, cqs, qpn, cookie, path })
     }
 
@@ -212,6 +216,7 @@ impl Drop for Qp {
             shard.remove_path(path);
         }
         self.device.qps.fetch_sub(1, Ordering::Relaxed);
+        self.device.refund_object();
         // The number will be reused.
         self.device
             .events

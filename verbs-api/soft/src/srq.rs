@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rocinante_stack::verbs::{RecvWr, SrqId};
 use rocinante_stack::{SrqAttr, SrqChange, SrqInit};
 
+use super::charge::Charge;
 use super::events::Owner;
 use super::progress::Core;
 use super::{Counted, Device, Pd};
@@ -22,15 +23,18 @@ pub struct Srq {
     id: SrqId,
     number: u32,
     _counted: Counted,
+    _charge: Charge,
 }
 
 impl Srq {
     pub fn create(pd: &Pd, max_wr: u32, max_sge: u32) -> Result<Self, VerbsError> {
+        pd.admitted()?;
         let device = &pd.device;
         let index = device.next_shard();
         let core = device.shards.get(index).expect("one of them").clone();
         let limit = ("shared receive queues", device.limits.max_srq);
         let counted = Counted::new(device, |hca| &hca.srqs, limit)?;
+        let charge = Charge::object(device.hca())?;
         let mut shard = core.hold();
         let init = SrqInit { pd: pd.id, max_wr, max_sge };
         let Some(id) = shard.engine.create_srq(&init) else {
@@ -40,7 +44,15 @@ impl Srq {
         let number = shard.router.number_of(id);
         device.add_owner(Owner::Srq(number));
         drop(shard);
-        Ok(Self { device: device.clone(), core, shard: index, id, number, _counted: counted })
+        Ok(Self {
+            device: device.clone(),
+            core,
+            shard: index,
+            id,
+            number,
+            _counted: counted,
+            _charge: charge,
+        })
     }
 
     pub(super) fn id(&self) -> SrqId {

@@ -36,6 +36,9 @@ pub struct Wishes {
     pub refuses_late: bool,
     pub shards: Option<usize>,
     pub cpus: Vec<usize>,
+    /// The context is none of the program's, so it counts for no limit: one in the place of the
+    /// kernel's connection manager.
+    pub uncounted: bool,
 }
 
 /// The settings of a new device.
@@ -124,7 +127,7 @@ impl Wishes {
         let events = Arc::new(Inbox::new()?);
         let (parts, why) = ((vec![port], None), (why.to_owned(), None));
         let hca = Hca::start(&self.settings(), name, parts, why, None)?;
-        Ok(Device::opened(hca, events))
+        Device::opened(hca, events, !self.uncounted)
     }
 
     fn settings(&self) -> Settings {
@@ -197,16 +200,16 @@ impl Wishes {
         };
         let key = Key::new(iface.index, addresses, are_all);
         let hca = open(key, |device| self.suit(device, backend, shards), start)?;
-        Ok(Device::opened(hca, events))
+        Device::opened(hca, events, !self.uncounted)
     }
 }
 
 impl Device {
     /// A context of the device.
-    fn opened(device: Arc<Hca>, events: Arc<Inbox>) -> Arc<Self> {
-        let device = Self::new(device, events);
+    fn opened(device: Arc<Hca>, events: Arc<Inbox>, counts: bool) -> Result<Arc<Self>, VerbsError> {
+        let device = Self::new(device, events, counts)?;
         trace::opened(&device.name, &device.query());
-        device
+        Ok(device)
     }
 }
 

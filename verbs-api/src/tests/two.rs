@@ -66,12 +66,9 @@ pub(super) fn device_with(net: &SimNet, own: &[u8], settings: &Settings) -> Cont
     let why = "a test wants it".to_owned();
     let hca =
         rocinante_soft::Hca::start(settings, "sim", (ports, None), (why, None), None).unwrap();
-    Context {
-        device: Device::Soft(rocinante_soft::Device::new(
-            hca,
-            Arc::new(rocinante_soft::Inbox::new().unwrap()),
-        )),
-    }
+    let inbox = Arc::new(rocinante_soft::Inbox::new().unwrap());
+    let device = rocinante_soft::Device::new(hca, inbox, true).unwrap();
+    Context { device: Device::Soft(device) }
 }
 
 fn soft(ctx: &Context) -> &Arc<rocinante_soft::Device> {

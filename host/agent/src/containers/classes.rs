@@ -1,13 +1,16 @@
 //! The classes of containers.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::time::Instant;
 
 use super::{Container, Containers, Inner};
-use crate::class::Subject;
+use crate::class::{Class, Subject};
 use crate::config::Config;
 use crate::control::ClassStatus;
 use crate::host::Sources;
 use crate::limits::Share;
+use crate::pages::Exceeding;
+use crate::quota::{RdmaExceeded, RdmaMax};
 use crate::state::Introduced;
 
 /// The facts that decide a class. The name of a control group is none: a user of the host may
@@ -39,18 +42,70 @@ impl Container {
 }
 
 impl Containers {
-    /// Has each container asked no more often than its class may: with several ends on the host as
-    /// often as the strictest.
+    /// Has each container asked no more often than its class may, and tells its programs what they
+    /// may hold: with several ends on the host what the strictest allows.
     pub(super) fn classify(&self, inner: &Inner) {
         let config = self.config();
-        let mut others = HashMap::new();
+        let (mut others, mut held) = (HashMap::new(), HashMap::new());
         let all = inner.containers.values().filter(|_| !config.classes.is_empty());
         for container in all {
             let ClassStatus::Of(bounds) = container.class(&config) else { continue };
             let rate = others.entry(Share::Container(container.namespace));
             let rate = rate.or_insert(bounds.requests_per_second);
             *rate = bounds.requests_per_second.min(*rate);
+            let max = held.entry(container.namespace).or_insert(bounds.rdma_max);
+            *max = max.least(bounds.rdma_max);
         }
         self.limits.set_others(others);
+        // One that has not asked for a port is known by its end alone.
+        let unknown = |name: &str| config.bounds(&subject(name, None, &Sources::default()));
+        self.pages.limit(|namespace, name| {
+            let known = held.get(&namespace).copied();
+            known.unwrap_or_else(|| {
+                unknown(name).map_or_else(|_| RdmaMax::default(), |it| it.rdma_max)
+            })
+        });
+    }
+
+    /// Tells all programs again what they may hold: one has come.
+    pub(crate) fn limit_pages(&self) {
+        self.classify(&self.lock());
+    }
+
+    /// Whether there is something to [judge](Self::judge): without a limit nothing is more.
+    pub(crate) fn has_limits(&self) -> bool {
+        let is_limited = |class: &Class| !class.rdma_max.is_none();
+        self.config().classes.iter().any(is_limited) || !self.lock().cut_off.is_empty()
+    }
+
+    /// Writes to the log which containers hold more than they may, cuts them off if their class
+    /// says so, and no others. A container that is not known is not cut off.
+    pub(crate) fn judge(&self, now: Instant) {
+        let exceeding = self.pages.exceeding(now);
+        for Exceeding { name, held, .. } in exceeding.values().filter(|it| it.is_news) {
+            tracing::warn!(container = name, held, "programs hold more than they may");
+        }
+        let config = self.config();
+        let mut inner = self.lock();
+        let is_wanted = |container: &Container| match container.class(&config) {
+            ClassStatus::Of(bounds) => bounds.rdma_exceeded == RdmaExceeded::CutOff,
+            ClassStatus::Gone { .. } => false,
+        };
+        let wanted = inner.containers.values().filter(|it| exceeding.contains_key(&it.namespace));
+        let wanted: BTreeSet<u64> =
+            wanted.filter(|it| is_wanted(it)).map(|it| it.namespace).collect();
+        let before = std::mem::replace(&mut inner.cut_off, wanted.clone());
+        let ends = inner.containers.iter();
+        let changed =
+            ends.filter(|(_, it)| before.contains(&it.namespace) != wanted.contains(&it.namespace));
+        let changed: Vec<u32> = changed.map(|(end, _)| *end).collect();
+        for end in changed {
+            let container = &inner.containers[&end];
+            match wanted.contains(&container.namespace) {
+                true => tracing::warn!(container = container.label(), "is cut off"),
+                false => tracing::info!(container = container.label(), "is cut off no more"),
+            }
+            inner.follow(end);
+        }
     }
 }

@@ -237,6 +237,7 @@ mod tests {
     use crate::config::Config;
     use crate::containers::{Container, subject};
     use crate::limits::{Limits, Share};
+    use crate::pages::Pages;
     use crate::state::StateFile;
 
     /// An agent with containers at the ends 3 and 4.
@@ -267,7 +268,9 @@ mod tests {
             let state = std::env::temp_dir().join(format!("agent-{name}-{}", std::process::id()));
             let file = StateFile::open(&state.join("state.json"), 7).expect("a state");
             let limits = Arc::new(Limits::new(1));
-            let containers = Containers::new(config, file, &Arc::default(), &limits);
+            let pages = Pages::new(&state.join("state.json"), 7, 1).expect("a boot");
+            let pages = Arc::new(pages);
+            let containers = Containers::new(config, file, &Arc::default(), (&limits, &pages));
             let containers = containers.expect("rtnetlink");
             let world = Self { containers, state };
             [3, 4].into_iter().for_each(|index| world.comes(index));

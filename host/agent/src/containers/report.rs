@@ -54,17 +54,20 @@ impl Containers {
         let reports = wanted.map(|(end, container)| {
             let mut report = container.report(&config);
             report.requests = inner.journal.requests(Some(Share::Container(container.namespace)));
+            report.cut_off = inner.cut_off.contains(&container.namespace);
             (*end, report)
         });
         let mut reports: Vec<(u32, ContainerStatus)> = reports.collect();
         // Nothing waits for the questions to the kernel.
         drop(inner);
+        let uses = self.pages.uses();
         for (end, report) in &mut reports {
             let dropped = SourceFilter::find(*end).ok().flatten();
             let dropped = dropped.and_then(|filter| filter.all_dropped().ok());
             let counts = Reason::ALL.iter().zip(dropped.into_iter().flatten());
             let shaped = Shaper::open().and_then(|mut it| it.in_force(*end));
             [report.ingress, report.egress] = shaped.unwrap_or_default();
+            report.rdma = uses.get(&report.namespace).cloned().unwrap_or_default();
             report.dropped = counts.map(|(why, count)| (why.to_string(), count)).collect();
         }
         reports.into_iter().map(|(_, report)| report).collect()
@@ -118,6 +121,8 @@ impl Container {
             ingress: None,
             egress: None,
             rate_fault: self.shaped.fault.clone(),
+            rdma: BTreeMap::new(),
+            cut_off: false,
             dropped: BTreeMap::new(),
             requests: Default::default(),
         }

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::class::Bounds;
 use crate::host::{InForce, Rates};
+use crate::quota::Uses;
 use crate::rate::Rate;
 
 pub use self::client::{introduce, is_introduced, release, runs, status};
@@ -176,6 +177,12 @@ pub(crate) struct ContainerStatus {
     pub(crate) egress: Option<InForce>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rate_fault: Option<String>,
+    /// What its programs hold, by the names of the kernel's controller.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) rdma: Uses,
+    /// Whether nothing leaves it, because they hold more than they may.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) cut_off: bool,
     /// Frames that were dropped, by reason, since the program is there.
     pub(crate) dropped: BTreeMap<String, u64>,
     /// Those of its network namespace.

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use crate::class::Bounds;
 use crate::host::{InForce, Means};
+use crate::quota::Use;
 
 use super::{AgentStatus, ClassStatus, ContainerStatus, Requests, UplinkStatus};
 
@@ -46,6 +47,7 @@ pub(super) fn status(agent: &AgentStatus, containers: &[ContainerStatus]) -> Str
             let _ = writeln!(out, "  other ways out: {}", quoted(&container.other_ways_out));
         }
         add_rates(&mut out, container);
+        add_uses(&mut out, container);
         let ports = container.ports.iter().map(|of| {
             let memory = memory(of.bytes);
             format!("{} {} with {} slots, {memory}", of.ports, of.backend, of.slots)
@@ -79,6 +81,17 @@ fn add_rates(out: &mut String, container: &ContainerStatus) {
             }
         };
         let _ = writeln!(out, "  rate {way}: {rate}, {how}");
+    }
+}
+
+fn add_uses(out: &mut String, container: &ContainerStatus) {
+    for (name, it) in &container.rdma {
+        let Use { max, current, peak, events } = it;
+        let max = max.map_or("max".to_owned(), |max| max.to_string());
+        let _ = writeln!(out, "  {name}: {current} of {max}, peak {peak}, {events} refused");
+    }
+    if container.cut_off {
+        let _ = writeln!(out, "  cut off: its programs hold more than they may");
     }
 }
 
@@ -160,6 +173,8 @@ mod tests {
             ingress: None,
             egress: None,
             rate_fault: None,
+            rdma: Default::default(),
+            cut_off: false,
             dropped: [("ipv4".to_owned(), 7), ("arp".to_owned(), 0)].into(),
             requests,
         };
@@ -185,8 +200,16 @@ mod tests {
         container.ports.clear();
         container.dropped.clear();
         container.requests = Requests::default();
+        let most = crate::quota::RdmaMax([rocinante_netdev::handed::page::NO_LIMIT, 3, 4]);
+        let (current, peak, events) = ([1, 2, 3], [4, 5, 6], [0, 7, 0]);
+        container.rdma =
+            most.uses(&rocinante_netdev::handed::page::Usage { current, peak, events });
+        container.cut_off = true;
         let said = status(&agent, &[container]);
         assert!(said.contains("  class: \"default\"\n"), "{said}");
+        let held = "  hca_handle: 1 of max, peak 4, 0 refused\n  hca_object: 2 of 3, peak 5, 7 \
+                    refused\n  mr_bytes: 3 of 4, peak 6, 0 refused\n  cut off: ";
+        assert!(said.contains(held), "{said}");
         let nothing = "  ports: none\n  dropped frames: none\n  requests: 0 granted, 0 hung up, 0 \
                        refused\n";
         assert!(said.ends_with(nothing), "{said}");

@@ -1,7 +1,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
+use rocinante_netdev::handed::page::{NO_LIMIT, Usage};
+
 use super::*;
 use crate::control::{PortStatus, Waited};
+use crate::quota::RdmaMax;
 
 /// Two containers, with two of each thing.
 fn facts() -> Facts {
@@ -35,6 +38,11 @@ fn facts() -> Facts {
             ("eth1".into(), sum(9, backend)),
         ]),
         requests: requests.clone(),
+        rdma: RdmaMax([2, NO_LIMIT, 100]).uses(&Usage {
+            current: [1, 5, 50],
+            peak: [2, 6, 60],
+            events: [3, 0, 7],
+        }),
     };
     Facts {
         agent: AgentStatus { requests: requests.clone(), ..AgentStatus::default() },
@@ -57,6 +65,10 @@ fn a_scrape_has_each_thing_once_with_its_labels() {
         "rocinante_retrans_pkts_total{container=\"v2\",device=\"eth1\"} 9",
         "rocinante_objects{container=\"v2\",device=\"eth0\",kind=\"qp\"} 8",
         "rocinante_open_devices{container=\"v1\",device=\"eth1\",backend=\"udp\"} 2",
+        "rocinante_rdma_max{container=\"v1\",resource=\"mr_bytes\"} 100",
+        "rocinante_rdma_current{container=\"v2\",resource=\"hca_object\"} 5",
+        "rocinante_rdma_peak{container=\"v1\",resource=\"hca_handle\"} 2",
+        "rocinante_rdma_events_total{container=\"v1\",resource=\"mr_bytes\"} 7",
         "rocinante_host_end_received_bytes_total{container=\"v2\"} 7",
         "rocinante_forged_frames_total{container=\"v1\",reason=\"mac\"} 4",
         "rocinante_agent_requests_total{outcome=\"busy\"} 2",

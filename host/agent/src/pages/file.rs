@@ -6,9 +6,10 @@ use std::fs;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use rocinante_netdev::handed::page::COUNTERS;
+use rocinante_netdev::handed::page::{Amounts, COUNTERS, Usage};
 use serde::{Deserialize, Serialize};
 
+use super::quota::Quota;
 use super::{Container, Counters, Device};
 use crate::state::replace;
 
@@ -41,6 +42,11 @@ pub(super) struct Kept {
     /// The counters of devices that are gone, in the order of a page: a later agent may have more.
     past: BTreeMap<String, Vec<u64>>,
     devices: Vec<KeptDevice>,
+    /// The most that its programs held, and refusals.
+    #[serde(default)]
+    peak: Amounts,
+    #[serde(default)]
+    events: Amounts,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -102,7 +108,8 @@ impl Kept {
         };
         let devices = container.devices.values().filter_map(kept).collect();
         let (name, namespace) = (container.name.clone(), container.namespace);
-        Self { host_end, name, namespace, past, devices }
+        let Usage { peak, events, .. } = container.quota.usage;
+        Self { host_end, name, namespace, past, devices, peak, events }
     }
 }
 
@@ -112,12 +119,15 @@ impl From<Kept> for Container {
         let device = |it: KeptDevice| Device {
             key: it.key,
             page: None,
+            slot: None,
             name: Some(it.name),
             counters: all(&it.counters),
             now: None,
         };
         let devices = (0..).zip(kept.devices.into_iter().map(device)).collect();
-        Self { name: kept.name, namespace: kept.namespace, past, devices }
+        let usage = Usage { peak: kept.peak, events: kept.events, ..Usage::default() };
+        let quota = Quota::of_earlier(usage);
+        Self { name: kept.name, namespace: kept.namespace, past, devices, quota }
     }
 }
 

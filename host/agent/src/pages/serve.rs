@@ -22,12 +22,14 @@ const WRITE_PAUSE: Duration = Duration::from_millis(100);
 
 impl Pages {
     /// Hands the program at the other end a page, and reads it until the program closes its device
-    /// or ends. It hangs up on a program that gets none.
+    /// or ends. It hangs up on a program that gets none. `limit` puts limits in force, those of a
+    /// container that has just come, too.
     pub(crate) async fn serve(
         self: &Arc<Self>,
         own: &Own,
         ends: &Ends,
         connection: Foreign<OwnedFd>,
+        limit: impl FnOnce() + Send + 'static,
     ) {
         let Ok(asker) = Asker::of(&connection, own) else { return };
         let share = ends.share_of(&asker, own);
@@ -44,11 +46,14 @@ impl Pages {
             return;
         };
         let read = connection.async_io(Interest::READABLE, |from| asked(from));
-        let Ok(Ok(key)) = tokio::time::timeout(WAIT_MAX, read).await else { return };
+        let Ok(Ok(ask)) = tokio::time::timeout(WAIT_MAX, read).await else { return };
         let made = make().and_then(|page| Ok((page.try_clone()?, File::from(page))));
         let Ok((theirs, ours)) = made else { return };
-        let Some(id) = self.begin((index, &end.name, namespace), key, ours) else { return };
-        if hand_over(connection.get_ref(), theirs.as_fd()).is_ok() {
+        let of = (index, end.name.as_str(), namespace);
+        let Some((id, seat)) = self.begin(of, (ask.key, ask.ledger), ours) else { return };
+        let _ = tokio::task::spawn_blocking(limit).await;
+        let ledger = seat.as_ref().map(|(shared, slot)| (shared.file.as_fd(), *slot));
+        if hand_over(connection.get_ref(), theirs.as_fd(), ledger).is_ok() {
             drop(theirs);
             tokio::select! {
                 _ = ended(&connection) => {}

@@ -3,10 +3,11 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
-use rocinante_netdev::handed::page::{Head, Page, hand_over, make, receive};
+use rocinante_netdev::handed::page::{Account, Head, Page, hand_over, make, receive};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::*;
+use crate::quota::RdmaMax;
 
 /// An agent's table, and its file.
 struct World {
@@ -25,6 +26,8 @@ struct Program {
     page: Page,
     id: PageId,
     file: File,
+    /// As it would charge, if it keeps limits.
+    account: Account,
 }
 
 fn pages(state: &std::path::Path) -> Pages {
@@ -40,15 +43,30 @@ impl World {
         Self { state, pages }
     }
 
+    /// One of a program that keeps no limits.
     fn opens(&self, end: u32, key: u64) -> Option<Program> {
+        self.opens_with(end, key, Account::default(), false)
+    }
+
+    /// One of a program that keeps them.
+    fn joins(&self, end: u32, key: u64) -> Program {
+        self.opens_with(end, key, Account::default(), true).expect("room")
+    }
+
+    fn opens_with(&self, end: u32, key: u64, account: Account, keeps: bool) -> Option<Program> {
         let made = make().expect("a page");
         let file = File::from(made.try_clone().expect("a copy"));
-        let id = self.pages.begin((end, &format!("v{end}"), end.into()), key, file)?;
+        let of = (end, &*format!("v{end}"), end.into());
+        let (id, seat) = self.pages.begin(of, (key, keeps), file)?;
         let (one, other): (OwnedFd, OwnedFd) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .expect("a pair");
-        hand_over(&one, made.as_fd()).expect("sent");
-        Some(Program { page: receive(&other).expect("a page"), id, file: made.into() })
+        let ledger = seat.as_ref().map(|(shared, slot)| (shared.file.as_fd(), *slot));
+        hand_over(&one, made.as_fd(), ledger).expect("sent");
+        let (page, seat) = receive(&other).expect("a page");
+        assert_eq!(seat.is_some(), keeps);
+        seat.into_iter().for_each(|seat| account.sit(seat));
+        Some(Program { page, id, file: made.into(), account })
     }
 
     /// The agent ends and another one begins, without the first one's last look if it is killed.
@@ -243,4 +261,129 @@ fn a_full_disk_is_tried_again() {
     world.pages.write();
     world.restarts(true);
     assert_eq!(world.counts()[0].2, 1);
+}
+
+/// What a container holds, of one resource, by the container's number.
+fn used(world: &World, end: u32, resource: &str) -> (Option<u64>, u64, u64, u64) {
+    let uses = world.pages.uses();
+    let it = uses[&u64::from(end)][resource];
+    (it.max, it.current, it.peak, it.events)
+}
+
+fn limit(world: &World, max: &str) {
+    let max: RdmaMax = max.parse().expect("limits");
+    // They are of the container 3 alone.
+    world.pages.limit(|namespace, name| {
+        assert_eq!(name, format!("v{namespace}"));
+        if namespace == 3 { max } else { RdmaMax::default() }
+    });
+}
+
+#[test]
+fn programs_of_one_container_share_its_limits() {
+    let mut world = World::new("quota");
+    let [one, two, other] = [(3, 1), (3, 2), (4, 1)].map(|(end, key)| world.joins(end, key));
+    limit(&world, "hca_object=3 mr_bytes=100");
+    one.account.charge(&[1, 2, 60]).expect("room");
+    two.account.charge(&[1, 2, 0]).expect_err("4 of 3");
+    two.account.charge(&[1, 1, 40]).expect("room");
+    other.account.charge(&[1, 9, 900]).expect("another's");
+    assert_eq!(used(&world, 3, "hca_handle"), (None, 2, 2, 0));
+    assert_eq!(used(&world, 3, "hca_object"), (Some(3), 3, 3, 1));
+    assert_eq!(used(&world, 3, "mr_bytes"), (Some(100), 100, 100, 0));
+    assert_eq!(used(&world, 4, "mr_bytes"), (None, 900, 900, 0));
+    // It is killed, and another one gets its slot.
+    world.pages.end(one.id);
+    assert_eq!(used(&world, 3, "hca_object"), (Some(3), 1, 3, 1));
+    let third = world.joins(3, 3);
+    third.account.charge(&[0, 2, 0]).expect("given back");
+    // Higher and lower while they run.
+    limit(&world, "hca_object=4");
+    third.account.charge(&[0, 1, 1000]).expect("more now");
+    limit(&world, "hca_object=2");
+    two.account.refund(&[0, 1, 0]);
+    two.account.charge(&[0, 1, 0]).expect_err("4 of 2");
+    // One of a program of before counts as its page says.
+    let old = world.opens(3, 7).expect("room");
+    old.counts("eth0", 10);
+    world.counts();
+    assert_eq!(used(&world, 3, "hca_object"), (Some(2), 3 + 50, 53, 2));
+    // The next agent gets what they hold, and goes on from the most that it was.
+    world.restarts(false);
+    assert_eq!(used(&world, 3, "hca_object"), (None, 0, 53, 2));
+    let [two, third] =
+        [two, third].map(|it| world.opens_with(3, 9, it.account, true).expect("room"));
+    limit(&world, "hca_object=4");
+    assert_eq!(used(&world, 3, "hca_object"), (Some(4), 3, 53, 2));
+    two.account.charge(&[0, 1, 0]).expect("4 of 4");
+    third.account.charge(&[0, 1, 0]).expect_err("5 of 4");
+}
+
+#[test]
+fn a_container_that_holds_more_is_named_and_one_whose_limit_fell_is_not() {
+    let mut world = World::new("exceeding");
+    let [kept, _] = [1, 2].map(|key| world.joins(3, key));
+    let start = Instant::now();
+    let at = |seconds| start + std::time::Duration::from_secs(seconds);
+    kept.account.charge(&[1, 9, 0]).expect("no limit");
+    limit(&world, "hca_object=5");
+    (0..9).for_each(|second| assert!(world.pages.exceeding(at(second)).is_empty()));
+    kept.account.refund(&[0, 2, 0]);
+    assert!(world.pages.exceeding(at(10)).is_empty());
+    // A program that keeps nothing, for a moment and for longer.
+    let hostile = world.joins(3, 3);
+    let hold = |count| {
+        limit(&world, "");
+        hostile.account.charge(&[0, count, 0]).expect("no limit");
+    };
+    hold(1);
+    limit(&world, "hca_object=5");
+    hostile.account.refund(&[0, 1, 0]);
+    assert!(world.pages.exceeding(at(20)).is_empty());
+    let old = world.opens(3, 4).expect("room");
+    old.counts("eth0", 2);
+    assert!(world.pages.exceeding(at(30)).is_empty(), "a charge that is taken back looks so");
+    let named = world.pages.exceeding(at(31));
+    let Exceeding { name, held, is_news } = &named[&3];
+    assert_eq!((name.as_str(), held.as_str(), *is_news), ("v3", "hca_object=17 of 5", true));
+    assert!(!world.pages.exceeding(at(90))[&3].is_news, "the log has it");
+    assert!(world.pages.exceeding(at(91))[&3].is_news);
+    world.pages.end(old.id);
+    assert!(world.pages.exceeding(at(92)).is_empty());
+    // Programs come back to the next agent one after the other.
+    world.restarts(false);
+    let come = [kept, hostile].map(|it| world.opens_with(3, 9, it.account, true).expect("room"));
+    limit(&world, "hca_object=5");
+    let now = Instant::now();
+    let after = |seconds| now + std::time::Duration::from_secs(seconds);
+    (1..30).for_each(|second| assert!(world.pages.exceeding(after(second)).is_empty()));
+    assert!(world.pages.exceeding(after(70)).is_empty(), "they hold no more than before");
+    drop(come);
+}
+
+#[test]
+fn a_ledger_of_nonsense_harms_its_container_alone() {
+    let world = World::new("nonsense");
+    let [hostile, other] = [(3, 1), (4, 1)].map(|(end, key)| world.joins(end, key));
+    other.account.charge(&[1, 1, 1]).expect("no limit");
+    limit(&world, "hca_object=5");
+    let shared = world.pages.lock().containers[&3].quota.shared_now().expect("it is there");
+    let file = File::from(shared.file.try_clone().expect("a copy"));
+    for value in [0, 7, u64::MAX - 1, u64::MAX] {
+        let words = file.metadata().expect("a length").len() / 8;
+        (0..words).for_each(|word| {
+            file.write_all_at(&value.to_ne_bytes(), word * 8).expect("written");
+        });
+        let (_, current, peak, events) = used(&world, 3, "hca_object");
+        assert!(current <= peak && events >= value.min(1) && peak >= value, "{value}");
+        let _ = hostile.account.charge(&[0, 1, 0]);
+        hostile.account.refund(&[0, 1, 0]);
+        assert_eq!(used(&world, 4, "hca_object"), (None, 1, 1, 0));
+        // The agent writes its limits again.
+        limit(&world, "hca_object=5");
+        assert_eq!(hostile.account.limits()[1], 5);
+    }
+    file.set_len(0).expect_err("its size is sealed");
+    world.pages.end(hostile.id);
+    assert_eq!(world.joins(3, 2).account.limits()[1], 5);
 }

@@ -263,7 +263,14 @@ pub(crate) fn run() {
                 };
                 sent.map_or_else(|error| format!("error {error}"), |()| "sent".into())
             }
-            (Some("device"), Some(key)) => devices.open(&path, key, words.next().expect("a name")),
+            (Some(which @ ("device" | "old-device")), Some(key)) => {
+                let name = words.next().expect("a name");
+                devices.open(&path, key, name, which == "old-device")
+            }
+            (Some(way @ ("charge" | "refund")), Some(first)) => {
+                let amounts: Vec<&str> = std::iter::once(first).chain(words).collect();
+                devices.charge(&amounts, way == "refund")
+            }
             (Some("count"), Some(count)) => devices.count(count),
             (Some("close-devices"), _) => devices.close(),
             (Some("hold-pages"), Some(count)) => {

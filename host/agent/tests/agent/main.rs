@@ -17,6 +17,7 @@ mod log;
 mod many;
 mod own;
 mod pages;
+mod quota;
 mod rates;
 mod reload;
 mod restart;

@@ -7,48 +7,85 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rocinante_netdev::handed::page::{self, COUNTERS, Head, OBJECTS, Page, QueuePair};
-use rustix::net::{RecvFlags, recv};
+use rocinante_netdev::handed::page::{self, Account, COUNTERS, Head, OBJECTS, Page, QueuePair};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::asker::{Asker, SOON, connected, eventually};
 use crate::lab::{Host, host_or_skip};
 
-/// The devices of a program, each with its page and its connection.
+/// A device of a program, with its page, its connection, and what it charges.
+struct Device {
+    _connection: OwnedFd,
+    page: Page,
+    head: Head,
+    account: Account,
+}
+
+/// The devices of a program.
 #[derive(Default)]
-pub(crate) struct Devices(Vec<(OwnedFd, Page, Head)>);
+pub(crate) struct Devices(Vec<Device>);
 
 impl Devices {
-    pub(crate) fn open(&mut self, agent: &Path, key: &str, name: &str) -> String {
+    /// Opens one that has this key and this name. A program of `before` knows no limits.
+    pub(crate) fn open(&mut self, agent: &Path, key: &str, name: &str, before: bool) -> String {
+        let account = Account::default();
         let got = || -> io::Result<(OwnedFd, Page)> {
             let connection = connected(&page::path(agent))?;
-            page::ask(&connection, key.parse().expect("a number"))?;
+            match before {
+                true => {
+                    let ask = format!("{{\"version\":1,\"key\":{key}}}");
+                    send(&connection, ask.as_bytes(), SendFlags::empty())?;
+                }
+                false => page::ask(&connection, key.parse().expect("a number"))?,
+            }
             let end = Instant::now() + SOON;
             loop {
                 match page::receive(&connection) {
                     Err(e) if e.kind() == io::ErrorKind::WouldBlock && Instant::now() < end => {
                         std::thread::sleep(Duration::from_millis(1));
                     }
-                    received => return Ok((connection, received?)),
+                    received => {
+                        let (page, seat) = received?;
+                        assert_eq!(seat.is_none(), before);
+                        seat.into_iter().for_each(|seat| account.sit(seat));
+                        return Ok((connection, page));
+                    }
                 }
             }
         };
         match got() {
-            Ok((connection, page)) => {
+            Ok((_connection, page)) => {
                 let (device, backend) = (name.to_owned(), "udp".to_owned());
                 let head = Head { device, backend, why: "no agent".into(), shards: 1 };
-                self.0.push((connection, page, head));
+                self.0.push(Device { _connection, page, head, account });
                 format!("device {}", self.0.len())
             }
             Err(error) => format!("none: {error}"),
         }
     }
 
+    /// Charges the last one, or gives back, what stands in `amounts`: three numbers.
+    pub(crate) fn charge(&self, amounts: &[&str], back: bool) -> String {
+        let amounts = [0, 1, 2].map(|nth| amounts[nth].parse().expect("a number"));
+        let account = &self.0.last().expect("a device").account;
+        if back {
+            account.refund(&amounts);
+            return "done".into();
+        }
+        match account.charge(&amounts) {
+            Ok(()) => "done".into(),
+            Err(page::Exceeded { resource, limit }) => {
+                format!("{}={limit}", page::RESOURCES[resource])
+            }
+        }
+    }
+
     /// Each counter of each device is this.
     pub(crate) fn count(&self, count: &str) -> String {
         let count: u64 = count.parse().expect("a number");
-        for (_, page, head) in &self.0 {
+        for Device { page, head, .. } in &self.0 {
             page.publish(head, 0, |section| {
                 section.objects([2; OBJECTS.len()]);
                 section.counters([count; COUNTERS.len()]);
@@ -89,7 +126,7 @@ fn asked(host: &Host, request: &str) -> (u16, String) {
     (status.unwrap_or(0), text.to_owned())
 }
 
-fn got(host: &Host, path: &str) -> String {
+pub(crate) fn got(host: &Host, path: &str) -> String {
     let (status, text) = asked(host, &format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n"));
     assert_eq!(status, 200, "{path}: {text}");
     text
@@ -100,7 +137,7 @@ fn json(host: &Host, path: &str) -> Value {
 }
 
 /// The value of a series in a scrape.
-fn value(text: &str, series: &str) -> Option<u64> {
+pub(crate) fn value(text: &str, series: &str) -> Option<u64> {
     let line = text.lines().find(|line| line.rsplit_once(' ').is_some_and(|it| it.0 == series))?;
     line.rsplit(' ').next()?.parse().ok()
 }
@@ -112,21 +149,21 @@ fn sent(host: &Host, container: usize, device: &str) -> Option<u64> {
     value(&got(host, "/metrics"), &series)
 }
 
-fn serving(host: &mut Host) {
+pub(crate) fn serving(host: &mut Host) {
     let line = format!("metrics = {:?}", host.dir().join("metrics.sock"));
     host.configure(&line);
     begins(host);
 }
 
 /// An agent begins, or another one after the first.
-fn begins(host: &mut Host) {
+pub(crate) fn begins(host: &mut Host) {
     host.start();
     eventually("it serves metrics", || {
         UnixStream::connect(host.dir().join("metrics.sock")).is_ok()
     });
 }
 
-fn told(asker: &mut Asker, command: &str, answer: &str) {
+pub(crate) fn told(asker: &mut Asker, command: &str, answer: &str) {
     assert_eq!(asker.tell(command), answer, "{command}");
 }
 

@@ -80,11 +80,13 @@ fn what_each_shard_publishes_is_read() {
 fn a_page_is_asked_for_and_handed_over() {
     let [program, agent] = pair();
     ask(&program, 77).expect("sent");
-    assert_eq!(asked(&agent).expect("asked"), 77);
+    let asked = asked(&agent).expect("asked");
+    assert_eq!((asked.key, asked.ledger), (77, true));
     assert_eq!(receive(&program).expect_err("no answer").kind(), io::ErrorKind::WouldBlock);
     let made = make().expect("a page");
-    hand_over(&agent, made.as_fd()).expect("sent");
-    let page = receive(&program).expect("a page");
+    hand_over(&agent, made.as_fd(), None).expect("sent");
+    let (page, seat) = receive(&program).expect("a page");
+    assert!(seat.is_none());
     let file = File::from(made);
     page.publish(&head(1), 0, |section| section.objects([9; 5]));
     assert_eq!(read(&file).expect("published").objects, [9; 5]);
@@ -92,6 +94,40 @@ fn a_page_is_asked_for_and_handed_over() {
     file.set_len(BYTES as u64 + 1).expect_err("its size is sealed");
     drop(agent);
     assert_eq!(receive(&program).expect_err("the end").kind(), io::ErrorKind::UnexpectedEof);
+}
+
+#[test]
+fn a_ledger_comes_with_a_page_for_a_program_that_asks_for_it() {
+    let made = make().expect("a page");
+    let (file, ledger) = Ledger::make(&Usage::default()).expect("a ledger");
+    let handed = |slot| {
+        let [program, agent] = pair();
+        hand_over(&agent, made.as_fd(), Some((file.as_fd(), slot))).expect("sent");
+        receive(&program)
+    };
+    let account = Account::default();
+    account.charge(&[1, 2, 3]).expect("no limit");
+    account.sit(handed(PAGES_MAX - 1).expect("both").1.expect("a seat"));
+    assert_eq!(ledger.usage().current, [1, 2, 3]);
+    assert_eq!(handed(PAGES_MAX).expect_err("no slot").kind(), io::ErrorKind::InvalidData);
+    file.try_clone().map(File::from).expect("a copy").set_len(0).expect_err("it is sealed");
+    // A program of before says nothing of a ledger, and has room for one descriptor.
+    let [program, agent] = pair();
+    rights::send::<SPACE>(&program, b"{\"version\":1,\"key\":7}", &[]).expect("sent");
+    assert!(!asked(&agent).expect("a request").ledger);
+    // An answer that has the one or the other alone, or anything else in its place.
+    let small = memory_file(c"test", 4096).expect("a file");
+    let said = format!("{{\"version\":1,\"bytes\":{BYTES},\"ledger\":{{\"bytes\":");
+    for (end, fds) in [
+        (format!("{},\"slot\":0}}}}", ledger::BYTES), vec![made.as_fd()]),
+        (format!("{},\"slot\":0}}}}", ledger::BYTES), vec![made.as_fd(), small.as_fd()]),
+        (format!("{},\"slot\":0}}}}", usize::MAX), vec![made.as_fd(), file.as_fd()]),
+        ("0,\"slot\":0}}".into(), vec![made.as_fd(), file.as_fd()]),
+    ] {
+        let [program, agent] = pair();
+        rights::send::<SPACE>(&agent, format!("{said}{end}").as_bytes(), &fds).expect("sent");
+        assert_eq!(receive(&program).expect_err("none").kind(), io::ErrorKind::InvalidData);
+    }
 }
 
 #[test]

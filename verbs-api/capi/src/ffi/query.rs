@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint};
 use std::net::IpAddr;
 use std::ptr;
 
-use crate::plain::gid_table_len;
+use crate::plain::{container_limits, gid_table_len};
 
 use super::border::{Outcome, minus, status};
 use super::context::{self, Shared};
@@ -47,6 +47,12 @@ unsafe fn give<T>(value: &T, to: *mut T, len: usize) {
     }
 }
 
+/// The attributes of the device, or what its container may have where that is less.
+fn attributes(shared: &Shared) -> abi::DeviceAttr {
+    let quota = shared.if_opened().map(|opened| opened.device.quota());
+    shared.found.attributes_within(&quota.unwrap_or_else(container_limits))
+}
+
 /// `ibv_query_device(3)`.
 pub(super) unsafe extern "C" fn query_device(
     context: *mut abi::Context,
@@ -56,7 +62,7 @@ pub(super) unsafe extern "C" fn query_device(
         // SAFETY: the program's context and structure.
         unsafe {
             let attr = attr.as_mut().ok_or(libc::EINVAL)?;
-            *attr = context::of(context)?.found.attributes();
+            *attr = attributes(context::of(context)?);
         }
         Ok(())
     })
@@ -80,7 +86,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
                 return Err(libc::EINVAL);
             }
             let is = abi::DeviceAttrEx {
-                orig_attr: context::of(context)?.found.attributes(),
+                orig_attr: attributes(context::of(context)?),
                 comp_mask: 0,
                 odp_caps: ON_DEMAND_PAGING,
                 completion_timestamp_mask: 0,

@@ -96,7 +96,7 @@ impl Devices {
             return Ok(opened.clone());
         }
         let device = without_signals(|| {
-            let mut wishes = Wishes { refuses_late: true, ..Wishes::default() };
+            let mut wishes = Wishes { refuses_late: true, uncounted: true, ..Wishes::default() };
             if self.only.is_some() {
                 wishes.netdev = BackendChoice::Only(Backend::Udp);
             }

@@ -35,6 +35,14 @@ pub enum VerbsError {
         /// Their maximum number.
         max: u64,
     },
+    /// The container has reached a limit that its host's agent sets (`EAGAIN`, as of the kernel's
+    /// controller `rdma`; `ENOMEM` for `mr_bytes`).
+    Quota {
+        /// `hca_handle` (contexts), `hca_object` or `mr_bytes`.
+        resource: &'static str,
+        /// The most that all processes of the container may have.
+        limit: u64,
+    },
     /// An argument is invalid (`EINVAL`).
     Invalid(String),
     /// The process has no such memory (`EFAULT`).
@@ -68,6 +76,8 @@ impl VerbsError {
             Self::Open(error) if error.errno() != 0 => error.errno(),
             Self::Open(_) | Self::NoDevice(_) => Errno::NODEV.raw_os_error(),
             Self::Post(PostError::Full) | Self::Limit { .. } => Errno::NOMEM.raw_os_error(),
+            Self::Quota { resource: "mr_bytes", .. } => Errno::NOMEM.raw_os_error(),
+            Self::Quota { .. } => Errno::AGAIN.raw_os_error(),
             Self::Post(PostError::Refused(errno)) => errno.abs(),
             Self::Post(PostError::Unsupported) => Errno::OPNOTSUPP.raw_os_error(),
             Self::Post(_) | Self::Modify(_) | Self::Invalid(_) => Errno::INVAL.raw_os_error(),
@@ -116,6 +126,11 @@ impl fmt::Display for VerbsError {
             Self::Limit { what, max } => {
                 write!(f, "the device has {max} {what} at most: raise the limit when opening it")
             }
+            Self::Quota { resource, limit } => write!(
+                f,
+                "all processes of this container together may have {resource}={limit}: release \
+                 some, or raise rdma_max in the configuration of the host's agent"
+            ),
             Self::Invalid(why) => f.write_str(why),
             Self::Fault { address, len, writable } => {
                 let lacks = if *writable { "mapped and writable" } else { "mapped and readable" };

@@ -177,7 +177,7 @@ fn an_operation_that_is_over_has_no_slot() {
 fn each_context_of_a_device_has_its_events() {
     let ctx = device(&SimNet::new(1), &[1], false);
     let inbox = Arc::new(rocinante_soft::Inbox::new().unwrap());
-    let device = rocinante_soft::Device::new(soft(&ctx).hca().clone(), inbox);
+    let device = rocinante_soft::Device::new(soft(&ctx).hca().clone(), inbox, true).unwrap();
     let other = Context { device: Device::Soft(device) };
     // Two events: of a queue that is too small, and of its queue pair.
     let overflow = |of: &Context| {
@@ -265,7 +265,9 @@ fn a_path_mtu_that_does_not_fit_is_refused_by_its_name() {
         None,
     );
     let inbox = Arc::new(rocinante_soft::Inbox::new().unwrap());
-    let ctx = Context { device: Device::Soft(rocinante_soft::Device::new(hca.unwrap(), inbox)) };
+    let ctx = Context {
+        device: Device::Soft(rocinante_soft::Device::new(hca.unwrap(), inbox, true).unwrap()),
+    };
     let sides = [near, Side::new(ctx)];
     let [a, b] = &sides;
     let listener = Listener::bind(&b.ctx, SERVER, 1).unwrap();
