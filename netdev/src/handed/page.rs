@@ -178,8 +178,8 @@ struct LedgerAnswer {
     slot: usize,
 }
 
-/// Asks for a page and a seat, without waiting. `key` is any number that this program gives no other
-/// device. Error: the kernel's.
+/// Asks for a page and a seat, without waiting. `key` is any number that this program gives no
+/// other device. Error: the kernel's.
 pub fn ask(to: impl AsFd, key: u64) -> io::Result<()> {
     let ask = Ask { version: super::VERSION, key, ledger: true };
     rights::send::<SPACE>(to, &bytes_of(&ask), &[])
