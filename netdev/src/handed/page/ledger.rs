@@ -322,18 +322,30 @@ mod tests {
     #[test]
     fn at_one_time_no_more_is_charged_than_the_limit_and_no_less() {
         let (ledger, accounts) = pair();
-        let rounds = 2_000;
+        let rounds = 20_000;
         ledger.limit(&[NO_LIMIT, 1, NO_LIMIT]);
         let had = AtomicU64::new(0);
-        let barrier = std::sync::Barrier::new(2);
+        // Both go on within nanoseconds, if each has a processor.
+        let come = AtomicU64::new(0);
+        let meet = |nth: u64| {
+            come.fetch_add(1, Ordering::SeqCst);
+            for spins in 0.. {
+                if come.load(Ordering::SeqCst) >= 2 * nth {
+                    break;
+                }
+                if spins % 1024 == 1023 {
+                    std::thread::yield_now();
+                }
+            }
+        };
         std::thread::scope(|scope| {
             for account in &accounts {
                 scope.spawn(|| {
-                    for _ in 0..rounds {
-                        barrier.wait();
+                    for round in 0..rounds {
+                        meet(2 * round + 1);
                         let got = account.charge(&[0, 1, 0]).is_ok();
                         had.fetch_add(got.into(), Ordering::Relaxed);
-                        barrier.wait();
+                        meet(2 * round + 2);
                         if got {
                             account.refund(&[0, 1, 0]);
                         }
