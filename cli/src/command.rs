@@ -36,6 +36,7 @@ enum Command {
 }
 
 /// Runs the command line `args`. Its first word is the program's name.
+#[must_use]
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let args: Vec<OsString> = args.into_iter().collect();
     let command = match Cli::try_parse_from(&args) {

@@ -4,6 +4,7 @@ use rocinante::stats::DeviceCounters;
 use serde_json::{Map, Value, json};
 
 /// The counters that are not zero, one per line.
+#[must_use]
 pub fn text(counters: &DeviceCounters) -> String {
     let mut lines = vec!["counters of this process (those that are not 0):".to_owned()];
     for (group, name, count) in counters.iter().filter(|(_, _, count)| *count > 0) {
@@ -13,6 +14,7 @@ pub fn text(counters: &DeviceCounters) -> String {
 }
 
 /// All counters, by group.
+#[must_use]
 pub fn json(counters: &DeviceCounters) -> Value {
     let mut groups = Map::new();
     for (group, name, count) in counters.iter() {

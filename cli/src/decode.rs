@@ -74,6 +74,7 @@ pub struct Args {
 const PROGRAM: &str = "rocinante decode";
 
 /// Runs the command.
+#[must_use]
 pub fn run(args: &Args) -> ExitCode {
     // A signal ends the file, and the counts so far are printed.
     let _attentive = ending::attentive();

@@ -83,6 +83,7 @@ const VERIFY_HALF: usize = 10 << 20;
 const MEASURE_HALF: usize = 4 << 20;
 
 /// Runs the command. Call it before the process has a second thread.
+#[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
     let report = show(args, out).unwrap_or_else(|error| {

@@ -135,6 +135,7 @@ struct Unusable {
 }
 
 /// Runs the command.
+#[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
     ending::begin("rocinante devices", out, false);

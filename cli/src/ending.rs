@@ -105,6 +105,7 @@ fn end_by(signal: i32) {
 }
 
 /// The signal that has come, if one has.
+#[must_use]
 pub fn signal() -> Option<i32> {
     i32::try_from(SIGNAL.load(Ordering::Relaxed)).ok().filter(|signal| *signal > 0)
 }
@@ -115,6 +116,7 @@ pub fn check_signal() -> Result {
 }
 
 /// The failure of a command that this signal ended.
+#[must_use]
 pub fn stopped_by(signal: i32) -> Failure {
     let name = match signal {
         SIGINT => "SIGINT",
@@ -129,6 +131,7 @@ pub fn stopped_by(signal: i32) -> Failure {
 pub struct Attentive(());
 
 /// Makes the promise of [`Attentive`].
+#[must_use]
 pub fn attentive() -> Attentive {
     ATTENTIVE.fetch_add(1, Ordering::SeqCst);
     Attentive(())
@@ -191,6 +194,7 @@ pub fn add(result: &impl Serialize) {
 }
 
 /// One of several results of the command that runs. Panics if it is no object.
+#[must_use]
 pub fn object(result: &impl Serialize) -> String {
     let program = match &*state() {
         State::Running(running) => running.program.clone(),
@@ -210,6 +214,7 @@ pub fn forget() {
 impl Output {
     /// Ends the command: prints the JSON object if one is wanted and the error, after the words of
     /// `program`, if there is one, with the state above. Returns the exit code.
+    #[must_use]
     pub fn end<T: Serialize>(self, program: &str, result: &Result<T>) -> ExitCode {
         let state = {
             let mut state = state();

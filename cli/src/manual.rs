@@ -33,6 +33,7 @@ pub struct ManArgs {
 }
 
 /// Prints the completions of `cli`.
+#[must_use]
 pub fn run_completions(args: &CompletionsArgs, cli: &Command) -> ExitCode {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut visible(cli), "rocinante", &mut script);
@@ -42,6 +43,7 @@ pub fn run_completions(args: &CompletionsArgs, cli: &Command) -> ExitCode {
 }
 
 /// Writes the man pages of `cli`.
+#[must_use]
 pub fn run_man(args: &ManArgs, cli: &Command) -> ExitCode {
     let wrote = write_pages(&args.directory, cli)
         .map_err(|error| Failure::Failed(format!("{}: {error}", args.directory.display())));

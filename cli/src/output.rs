@@ -51,6 +51,7 @@ pub enum Kind {
 
 impl Failure {
     /// The exit code.
+    #[must_use]
     pub fn code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
@@ -61,6 +62,7 @@ impl Failure {
     }
 
     /// The kind, in one word.
+    #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Usage(_) => "usage",
@@ -77,6 +79,7 @@ impl Failure {
     }
 
     /// The status of the request that failed.
+    #[must_use]
     pub const fn status(&self) -> Option<WcStatus> {
         match self {
             Self::Of(Kind::Completion(status), _) => Some(*status),
@@ -149,6 +152,7 @@ struct Object<'a, T> {
 
 /// One line of JSON of the command `program`, which is called `rocinante perf write-bw` or the
 /// like. Panics if `body` is no object.
+#[must_use]
 pub fn object(program: &str, body: impl Serialize) -> String {
     let own = program.strip_prefix("rocinante ");
     let command = own.map_or(program, |words| words.split(' ').next().unwrap_or(words));

@@ -153,6 +153,7 @@ fn with_snake_case<S: Serializer>(plan: &Plan, to: S) -> Result<S::Ok, S::Error>
 }
 
 /// Runs the command.
+#[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
     let command = args.test.command();

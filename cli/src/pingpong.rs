@@ -132,6 +132,7 @@ impl fmt::Display for Place {
 }
 
 /// Runs the command.
+#[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
     ending::begin("rocinante pingpong", out, args.counters);

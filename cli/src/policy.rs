@@ -154,6 +154,7 @@ impl Report {
     }
 
     /// The last line.
+    #[must_use]
     pub fn line(&self) -> String {
         let mut line = format!("{} cells: {} as documented", self.total, self.documented);
         let differ = self.total - self.documented - self.not_to_be_had;
@@ -167,6 +168,7 @@ impl Report {
 }
 
 /// Runs the command. Call it before the process has a second thread.
+#[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
     if let Some(name) = &args.live {

@@ -100,6 +100,7 @@ pub struct Report {
 }
 
 /// Runs the command.
+#[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
     ending::begin("rocinante rping", out, args.counters);

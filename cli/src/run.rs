@@ -75,6 +75,7 @@ impl Refusal {
 }
 
 /// Becomes the program, or says why not.
+#[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let refusal = become_program(args);
     eprintln!("rocinante run: {}", refusal.why);

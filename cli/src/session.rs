@@ -122,6 +122,7 @@ fn refuse(exchange: &mut Exchange, why: &str) -> Failure {
 }
 
 /// The index of the device's address `local`.
+#[must_use]
 pub fn gid_index(ctx: &Context, local: IpAddr) -> usize {
     ctx.gids().iter().position(|gid| *gid == local).unwrap_or(0)
 }
@@ -323,12 +324,14 @@ impl Session {
 
     /// The index of the device's address that the peer knows. A server that listens on all
     /// addresses has several.
+    #[must_use]
     pub fn gid_index(&self) -> usize {
         let local = self.exchange.local().map(|local| local.ip().to_canonical());
         local.map_or(0, |local| gid_index(&self.ctx, local))
     }
 
     /// The peer's address and port.
+    #[must_use]
     pub fn peer(&self) -> SocketAddr {
         self.exchange.peer()
     }

@@ -32,6 +32,7 @@ impl Watch {
     }
 
     /// The figures so far; `None` where the kernel has none.
+    #[must_use]
     pub fn so_far(&self) -> Option<Processor> {
         let Turns { ran, waited, turns, .. } = Turns::of_thread()?.since(self.before?);
         let [seconds, ran_s, waited_s] =
@@ -40,6 +41,7 @@ impl Watch {
     }
 
     /// The same. Prints an explanation if others had the processor for long.
+    #[must_use]
     pub fn end(&self, out: Output) -> Option<Processor> {
         let processor = self.so_far()?;
         if processor.is_contended() {

@@ -8,6 +8,7 @@ use crate::port::headers::parse_frame;
 use crate::udp::sys;
 
 /// An Ethernet frame; returns the UDP payload in it.
+#[must_use]
 pub fn frame(bytes: &[u8]) -> Option<&[u8]> {
     parse_frame(bytes).map(|frame| frame.payload)
 }

@@ -357,6 +357,7 @@ impl Engine {
     /// When to call [`handle_timeout`](Self::handle_timeout): at this time. It may be slightly too
     /// early; the call then does nothing. `None` if nothing is due without other input.
     #[inline]
+    #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
         let cm = self.gsi.cm.as_ref().and_then(|cm| cm.poll_timeout());
         Time::earlier(Time::earlier(self.shared.timers.next(), self.shared.peers.next_age()), cm)

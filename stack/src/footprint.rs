@@ -51,11 +51,13 @@ pub struct Footprint {
 
 impl Engine {
     /// The current footprint of the connection manager, if there is one.
+    #[must_use]
     pub fn cm_footprint(&self) -> Option<CmFootprint> {
         self.gsi.cm.as_ref().map(|cm| cm.footprint())
     }
 
     /// The current footprint of the engine. This looks at every queue pair.
+    #[must_use]
     pub fn footprint(&self) -> Footprint {
         let shared = &self.shared;
         let (credit_users, in_flight_packets, waiting) = shared.peers.held();

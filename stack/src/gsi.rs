@@ -25,6 +25,7 @@ pub enum Addressee {
 }
 
 /// The addressee of a datagram that has not been checked, if it is to QP1.
+#[must_use]
 pub fn addressee(bytes: &[u8]) -> Option<Addressee> {
     let packet = Packet::parse(bytes).ok()?;
     let is_mad = packet.bth().opcode == Opcode::UD_SEND_ONLY;

@@ -54,6 +54,7 @@ macro_rules! alone_on_each_backend {
 }
 
 /// The command that runs one test of this program, named as [`test_name!`](crate::test_name) does.
+#[must_use]
 pub fn myself(test: &str) -> Command {
     let (_program, test) = test.split_once("::").expect("the program, and the path in it");
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -82,6 +83,7 @@ impl Held {
 
 /// The resources of a device of which only its [`Side`](crate::harness::Side) has objects: a
 /// protection domain and a completion queue.
+#[must_use]
 pub fn at_rest() -> Resources {
     let mut resources = Resources::default();
     (resources.pds, resources.cqs) = (1, 1);
@@ -94,6 +96,7 @@ fn descriptors() -> usize {
 }
 
 /// Resident memory of this process, bytes. Panics if `/proc` does not report it.
+#[must_use]
 pub fn resident_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();

@@ -45,6 +45,7 @@ impl Attacker {
     }
 
     /// A UDP datagram from `src`, with its IP header. Panics if `src` is of the other family.
+    #[must_use]
     pub fn whole(&self, src: IpAddr, payload: &[u8]) -> Vec<u8> {
         let mut packet = Vec::new();
         match (src, self.target) {
@@ -77,6 +78,7 @@ impl Attacker {
 
     /// The packet with the ICRC that is right for this source. Panics if `src` is of the other
     /// family.
+    #[must_use]
     pub fn sealed(&self, src: IpAddr, mut packet: Vec<u8>) -> Vec<u8> {
         let ip = IpFields::between(src, self.target).expect("one family");
         let mut template = Template::new(&ip, SRC_PORT);
@@ -86,6 +88,7 @@ impl Attacker {
     }
 
     /// The packet as if damaged on its way from `src`: its ICRC is right for no IP identification.
+    #[must_use]
     pub fn damaged(&self, src: IpAddr, packet: Vec<u8>) -> Vec<u8> {
         let mut bytes = self.sealed(src, packet);
         bytes[40] ^= 0x10;
@@ -95,6 +98,7 @@ impl Attacker {
 
 /// A packet with this BTH: other headers are zero, the payload has `len` bytes, and 4 bytes are
 /// left for the ICRC.
+#[must_use]
 pub fn packet(bth: &Bth, len: usize) -> Vec<u8> {
     let header = bth.opcode.info().map_or(12, |info| info.header_len);
     let mut bytes = vec![0x5a; header + len + 4];

@@ -12,6 +12,7 @@ use rocinante_stack::wire::{ICRC_LEN, IpFields};
 const ROCE_PORT: u16 = 4791;
 
 /// The directory of test data.
+#[must_use]
 pub fn data_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("data")
 }
@@ -33,17 +34,20 @@ pub struct Captured {
 
 impl Captured {
     /// The masked headers of the packet.
+    #[must_use]
     pub fn template(&self) -> Template {
         Template::new(&self.ip, self.src_port)
     }
 
     /// The ICRC in the packet. Panics if the packet is shorter than 4 bytes.
+    #[must_use]
     pub fn found_icrc(&self) -> u32 {
         u32::from_le_bytes(*self.bytes.last_chunk::<ICRC_LEN>().expect("an ICRC"))
     }
 }
 
 /// The capture files, by name. Panics if the directory cannot be read.
+#[must_use]
 pub fn files() -> Vec<PathBuf> {
     let mut files: Vec<_> = std::fs::read_dir(data_dir().join("captures"))
         .expect("the directory of captures")

@@ -54,6 +54,7 @@ pub const TARGETS: [Target; 12] = [
 ];
 
 /// The target with this name. Panics if there is none.
+#[must_use]
 pub fn target(name: &str) -> &'static Target {
     TARGETS.iter().find(|target| target.name == name).expect("a target of this name")
 }

@@ -115,6 +115,7 @@ impl Side {
 
     /// A completion channel. When the harness is dropped, it checks the channel's descriptor.
     /// Panics if it cannot be made.
+    #[must_use]
     pub fn channel(&self) -> CompChannel {
         let channel = self.ctx.create_comp_channel().expect("a completion channel");
         self.channels.lock().expect("no thread panicked").push(channel.clone());
@@ -123,6 +124,7 @@ impl Side {
 
     /// A queue pair on the side's completion queue, with queues of 512, 4 elements and 256 bytes
     /// inline.
+    #[must_use]
     pub fn qp(&self) -> QpBuilder {
         let qp = self.pd.qp(&self.cq, &self.cq).access(Access::ALL);
         qp.max_send_wr(512).max_recv_wr(512).max_sge(4).max_inline_data(256)
@@ -130,6 +132,7 @@ impl Side {
 
     /// A queue pair on the side's completion queue, with room for one request and one receive:
     /// for tests that make many, and use none. Panics if it cannot be made.
+    #[must_use]
     pub fn small_qp(&self) -> PreparedQp {
         let qp = self.pd.qp(&self.cq, &self.cq).max_send_wr(1).max_recv_wr(1);
         qp.build().expect("a queue pair")
@@ -137,6 +140,7 @@ impl Side {
 
     /// The next completion of the side's queue. Panics if there is none within [`PATIENCE`].
     #[track_caller]
+    #[must_use]
     pub fn next(&self) -> Wc {
         next(&self.cq)
     }
@@ -220,6 +224,7 @@ impl Harness {
     }
 
     /// Its parts, for another use. The rules are checked now, and not again later.
+    #[must_use]
     pub fn take_apart(self) -> ([Side; 2], Setup, Option<Lab>) {
         (self.sides, self.setup, self.lab)
     }
@@ -234,6 +239,7 @@ impl Harness {
     }
 
     /// The lab of the software devices. Panics if the device is a device of the kernel.
+    #[must_use]
     pub fn lab(&self) -> &Lab {
         self.lab.as_ref().expect("only devices in software are in a lab")
     }
@@ -255,6 +261,7 @@ impl Harness {
     /// Statuses of a SEND that is longer than its receive: at the sender, and at the receiver (IBTA
     /// volume 1, 9.7.5 \[M\]: "invalid request"). Soft-RoCE reports "remote operational error" to
     /// the sender, and completes the receive with `LOC_QP_OP_ERR`.
+    #[must_use]
     pub fn too_long(&self) -> [WcStatus; 2] {
         if self.is_rxe() {
             [WcStatus::RemOpErr, WcStatus::LocQpOpErr]
@@ -265,18 +272,21 @@ impl Harness {
 
     /// A connected pair of queue pairs as [`Side::qp`] makes them. Panics if they cannot be made or
     /// connected.
+    #[must_use]
     pub fn pair(&self) -> [Qp; 2] {
         let [a, b] = [0, 1].map(|i| self.sides[i].qp().build().expect("a queue pair"));
         self.connect([a, b])
     }
 
     /// Connects two queue pairs, one of each side. Panics if they cannot be connected.
+    #[must_use]
     pub fn connect(&self, qps: [PreparedQp; 2]) -> [Qp; 2] {
         self.connect_with(qps, [&self.setup.connect, &self.setup.connect])
     }
 
     /// Connects two queue pairs, one of each side, each with its own options. Panics if they cannot
     /// be connected.
+    #[must_use]
     pub fn connect_with(&self, qps: [PreparedQp; 2], options: [&ConnectOptions; 2]) -> [Qp; 2] {
         let ends = [qps[0].endpoint(), qps[1].endpoint()];
         self.connect_to(qps, ends, options)
@@ -284,6 +294,7 @@ impl Harness {
 
     /// As [`connect`](Self::connect), of programs that swap numbers by hand: neither side knows the
     /// other's peer kind. Panics if they cannot be connected.
+    #[must_use]
     pub fn connect_by_hand(&self, qps: [PreparedQp; 2]) -> [Qp; 2] {
         let ends = [0, 1].map(|at| qps[at].endpoint().budget(Budget::STANDARD).queue(None));
         self.connect_to(qps, ends, [&self.setup.connect; 2])
@@ -291,6 +302,7 @@ impl Harness {
 
     /// Connects two queue pairs, one of each side, with these attributes of each other. Panics if
     /// they cannot be connected.
+    #[must_use]
     pub fn connect_to(
         &self,
         qps: [PreparedQp; 2],
@@ -322,6 +334,7 @@ impl Harness {
 }
 
 /// The address of a container. Panics if the lab has no such container, or no IPv6.
+#[must_use]
 pub fn address(lab: &Lab, index: usize, family: Family) -> IpAddr {
     let container = lab.container(index);
     match family {
@@ -332,6 +345,7 @@ pub fn address(lab: &Lab, index: usize, family: Family) -> IpAddr {
 
 /// The next completion of a queue. Panics if there is none within [`PATIENCE`].
 #[track_caller]
+#[must_use]
 pub fn next(cq: &Cq) -> Wc {
     match cq.wait_one(PATIENCE) {
         Ok(wc) => wc,
@@ -342,6 +356,7 @@ pub fn next(cq: &Cq) -> Wc {
 /// The next event of a channel. Its descriptor must become readable first. Panics if the descriptor
 /// does not become readable within [`PATIENCE`], or there is no event.
 #[track_caller]
+#[must_use]
 pub fn woken(channel: &CompChannel) -> Cq {
     let ready = is_ready_within(channel, PATIENCE);
     let event = channel.try_event();
@@ -352,6 +367,7 @@ pub fn woken(channel: &CompChannel) -> Cq {
 /// The next request at a listener. Its descriptor must become readable first. Panics if the
 /// descriptor does not become readable within [`PATIENCE`], or there is no request.
 #[track_caller]
+#[must_use]
 pub fn requested(listener: &Listener) -> Request {
     let ready = is_ready_within(listener, PATIENCE);
     let request = listener.try_request().expect("a listener");
@@ -360,12 +376,14 @@ pub fn requested(listener: &Listener) -> Request {
 }
 
 /// A signaled request.
+#[must_use]
 pub fn wr(wr_id: u64, op: SendOp, sges: &[Sge]) -> SendWr<'_> {
     let data = SendData::Sges(sges);
     SendWr::new(op, data).wr_id(wr_id)
 }
 
 /// `len` bytes that depend on `seed` and do not repeat soon.
+#[must_use]
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);

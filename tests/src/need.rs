@@ -117,6 +117,7 @@ pub fn backend(backend: Backend) -> Result<(), String> {
 }
 
 /// The backends that can be had in the lab. The others are reported as skipped parts of a test.
+#[must_use]
 pub fn backends(test: &str) -> Vec<Backend> {
     let all = [Backend::Udp, Backend::Packet, Backend::Xdp].into_iter();
     all.filter(|netdev| {

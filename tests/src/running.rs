@@ -39,6 +39,7 @@ pub struct Done {
 
 impl Done {
     /// The last line of standard output, parsed as JSON. Panics if it is not JSON.
+    #[must_use]
     pub fn json(&self) -> Value {
         let line = self.out.lines().last().unwrap_or_else(|| panic!("no output: {}", self.err));
         serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
@@ -133,12 +134,14 @@ impl Running {
 
     /// Waits for the command to end. Panics if it does not end within [`PATIENCE`].
     #[track_caller]
+    #[must_use]
     pub fn finish(self) -> Done {
         self.finish_within(PATIENCE)
     }
 
     /// Waits for the command to end. Panics if it does not end in this time.
     #[track_caller]
+    #[must_use]
     pub fn finish_within(mut self, limit: Duration) -> Done {
         let status = self.child.wait(limit).unwrap().code().unwrap_or(-1);
         let out = self.stdout.join().unwrap();

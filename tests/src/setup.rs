@@ -153,6 +153,7 @@ impl Setup {
     }
 
     /// The backend of the software device. Panics if it runs on a device of the kernel.
+    #[must_use]
     pub(crate) fn backend(&self) -> Backend {
         match self.on {
             On::Software(backend) => backend,

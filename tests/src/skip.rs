@@ -56,6 +56,7 @@ pub fn report(name: &str, reason: &str) {
 
 /// The function around a `here` as [`test_name!`] makes it.
 #[doc(hidden)]
+#[must_use]
 pub fn function_name(here: &'static str) -> &'static str {
     let mut name = here.strip_suffix("::here").unwrap_or(here);
     while let Some(outer) = name.strip_suffix("::{{closure}}") {

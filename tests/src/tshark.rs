@@ -90,6 +90,7 @@ impl Drop for Capture {
 }
 
 /// Numbers that tshark prints, decimal or hexadecimal; and its truth values, as 1 and 0.
+#[must_use]
 pub fn number(text: &str) -> Option<u64> {
     let text = text.trim();
     match text {

@@ -51,6 +51,7 @@ exec $PROGRAM >/dev/null 2>&1
 "#;
 
 /// The device at the first or second end of an encrypted link.
+#[must_use]
 pub fn address(index: usize, family: Family) -> IpAddr {
     let host = index as u8 + 1;
     match family {

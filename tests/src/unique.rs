@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// A loopback address, 127.64.0.0 to 127.254.255.255. It differs from all others that this process
 /// has given out, and from those of processes that run at the same time, as far as process ids
 /// differ. A fixed port (4791) can be bound on it without clashes.
+#[must_use]
 pub fn loopback() -> Ipv4Addr {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     address(std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
@@ -15,6 +16,7 @@ pub fn loopback() -> Ipv4Addr {
 
 /// A TCP port on `address` that was free just now. Panics if `address` is not one of the machine's,
 /// or has no free port.
+#[must_use]
 pub fn tcp_port(address: Ipv4Addr) -> u16 {
     let listener = TcpListener::bind((address, 0)).expect("a free port on a local address");
     listener.local_addr().expect("a bound socket has an address").port()

@@ -79,6 +79,7 @@ impl Task {
     }
 
     /// The planned duration, including the time before the count starts.
+    #[must_use]
     pub fn planned(&self) -> Duration {
         let time = |phase| match phase {
             Phase::Flood { warm_up, time } => warm_up + time.mul_f64(LONGER),

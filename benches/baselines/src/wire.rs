@@ -37,16 +37,19 @@ impl<'a> Packet<'a> {
 
     /// Length from the BTH to the ICRC.
     #[allow(clippy::len_without_is_empty)]
+    #[must_use]
     pub fn len(&self) -> usize {
         self.head_len + self.payload.len() + ICRC
     }
 
     /// The bytes before the payload.
+    #[must_use]
     pub fn head(&self) -> &[u8] {
         &self.head[..self.head_len]
     }
 
     /// The ICRC, for the IPv4 identification `id`.
+    #[must_use]
     pub fn icrc(&self, template: &mut Template, id: u16) -> [u8; ICRC] {
         template.set_id(id, DF);
         let (bth, rest) = self.head().split_first_chunk().expect("a BTH");

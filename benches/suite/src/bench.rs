@@ -81,6 +81,7 @@ pub struct Args {
 }
 
 /// Runs the command.
+#[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
     match measure(args, out) {

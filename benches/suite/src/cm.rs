@@ -139,6 +139,7 @@ impl Report {
 }
 
 /// Runs the command.
+#[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
     if args.seconds.is_nan() || !(0.01..=3600.0).contains(&args.seconds) {

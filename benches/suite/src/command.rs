@@ -27,6 +27,7 @@ enum Command {
 
 /// Runs the command line `args`. Its first word is the program's name. Ends the process if the
 /// arguments make no sense.
+#[must_use]
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = Cli::parse_from(args);
     match cli.command {

@@ -55,6 +55,7 @@ pub struct Args {
 }
 
 /// Runs the command.
+#[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let output = Output { json: args.json };
     let result = compare(args, output);

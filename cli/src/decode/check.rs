@@ -49,6 +49,7 @@ pub struct Piece<'a> {
 }
 
 /// The packets of a datagram: one, unless it is a super-packet.
+#[must_use]
 pub fn pieces<'a>(datagram: &Datagram<'a>) -> Vec<Piece<'a>> {
     let template = Template::new(&datagram.ip, datagram.src_port);
     let whole = Piece {

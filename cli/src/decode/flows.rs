@@ -177,6 +177,7 @@ impl Psns {
 
 impl Flows {
     /// The queue pair that sends each flow, as far as it is known now.
+    #[must_use]
     pub fn senders(&self) -> BTreeMap<FlowKey, u32> {
         let known = self.flows.iter().filter_map(|(key, flow)| Some((*key, flow.src_qpn?)));
         known.collect()
@@ -351,11 +352,13 @@ impl Flows {
     }
 
     /// The packets of flows that were too many.
+    #[must_use]
     pub const fn untracked(&self) -> u64 {
         self.untracked
     }
 
     /// The flows with packets, as JSON.
+    #[must_use]
     pub fn json(&self) -> Value {
         self.shown().map(|(key, flow)| flow.json(key)).collect()
     }

@@ -95,6 +95,7 @@ impl<'a> Decoded<'a> {
     }
 
     /// The opcode, if the whole BTH is in the file.
+    #[must_use]
     pub fn opcode(&self) -> Option<Opcode> {
         self.bth.map(|bth| bth.opcode)
     }
@@ -105,6 +106,7 @@ pub const NO_BTH: &str = "NO_BTH";
 
 /// The name of an opcode, such as `RC_SEND_ONLY`; a number such as `0xa4` if it is not in the
 /// table.
+#[must_use]
 pub fn opcode_name(opcode: Opcode) -> String {
     opcode.info().map_or_else(|| format!("0x{:02x}", opcode.0), |info| info.name.to_owned())
 }
@@ -232,6 +234,7 @@ pub struct Place {
 
 impl Decoded<'_> {
     /// The packet as an object of JSON.
+    #[must_use]
     pub fn json(&self, place: &Place) -> Value {
         let hex = |value: u64| json!(format!("0x{value:x}"));
         let mut to = Map::new();

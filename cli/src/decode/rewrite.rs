@@ -98,6 +98,7 @@ fn other(error: PcapError) -> io::Error {
 /// The frame of one packet. That of a packet which is alone in its frame is as captured, but for a
 /// UDP checksum that the kernel had left to the device. Others get the headers of the super-packet
 /// with their own lengths, identification and checksums; BTH, PSN and ICRC are their own already.
+#[must_use]
 pub fn wire_frame<'a>(
     frame: &'a [u8],
     datagram: &Datagram<'_>,

@@ -81,11 +81,13 @@ pub struct BulkResult {
 
 impl BulkResult {
     /// 10⁶ messages per second.
+    #[must_use]
     pub fn mops(&self) -> f64 {
         self.messages as f64 / self.elapsed.as_secs_f64() / 1e6
     }
 
     /// 10⁹ payload bits per second.
+    #[must_use]
     pub fn gbps(&self) -> f64 {
         self.bytes as f64 * 8.0 / self.elapsed.as_secs_f64() / 1e9
     }

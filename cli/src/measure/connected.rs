@@ -70,16 +70,19 @@ impl Connected {
     }
 
     /// The device.
+    #[must_use]
     pub fn ctx(&self) -> &Context {
         &self.ctx
     }
 
     /// The channel of the completion queue.
+    #[must_use]
     pub fn channel(&self) -> &CompChannel {
         &self.channel
     }
 
     /// The end of a measurement with the first queue pair.
+    #[must_use]
     pub fn end(&self, patience: Duration) -> End<'_> {
         let Self { ctx, cq, mr, qps, peer, .. } = self;
         End::new(ctx, &qps[0], cq, mr, *peer, patience)
@@ -87,6 +90,7 @@ impl Connected {
 
     /// The ends of a measurement, one per queue pair. The measurement gives up after `patience`
     /// without progress.
+    #[must_use]
     pub fn ends(&self, patience: Duration) -> Vec<End<'_>> {
         let Self { ctx, cq, mr, peer, .. } = self;
         self.qps.iter().map(|qp| End::new(ctx, qp, cq, mr, *peer, patience)).collect()

@@ -96,6 +96,7 @@ impl Given {
     }
 
     /// The plan of a client with these options.
+    #[must_use]
     pub fn plan(&self, test: Test) -> Plan {
         let bulk = test.is_bandwidth();
         let connection = self.connection.unwrap_or_default();
@@ -232,11 +233,13 @@ impl Plan {
     }
 
     /// Entries of the completion queue that all queue pairs share.
+    #[must_use]
     pub fn completions(&self) -> u64 {
         u64::from(self.qps) * (u64::from(self.tx_depth) + u64::from(self.rx_depth))
     }
 
     /// The requested path MTU.
+    #[must_use]
     pub fn path_mtu(&self) -> Option<Mtu> {
         self.mtu.and_then(Mtu::from_bytes)
     }
@@ -249,6 +252,7 @@ impl Plan {
     }
 
     /// The options of the connections.
+    #[must_use]
     pub fn options(&self) -> ConnectOptions {
         ConnectOptions::default()
             .mtu(self.path_mtu())
@@ -259,6 +263,7 @@ impl Plan {
     }
 
     /// The end of the measurement with messages of `size` bytes, on each queue pair.
+    #[must_use]
     pub fn until(&self, size: usize) -> Until {
         match (self.duration, self.iters) {
             (Some(seconds), _) => Until::Time(Duration::from_secs(seconds)),
@@ -271,6 +276,7 @@ impl Plan {
     }
 
     /// The bulk transfer of `size` bytes per message, over all queue pairs.
+    #[must_use]
     pub fn bulk(&self, op: BulkOp, size: usize, inline: bool) -> Bulk {
         let until = match self.until(size) {
             Until::Messages(each) => Until::Messages(each.saturating_mul(self.qps.into())),

@@ -134,11 +134,13 @@ impl<'a> Round<'a> {
     }
 
     /// The path MTU.
+    #[must_use]
     pub fn mtu(&self) -> Mtu {
         self.mtu
     }
 
     /// The first queue pair, and the peer's.
+    #[must_use]
     pub fn ends_of_first(&self) -> [Place; 2] {
         self.ends
     }
@@ -158,6 +160,7 @@ impl<'a> Round<'a> {
     }
 
     /// Describes the measurement of both sides, in a few lines.
+    #[must_use]
     pub fn banner(&self, session: &Session) -> String {
         let Self { test, plan, mtu, peer, ctx, .. } = self;
         let (verb, peer_is) =

@@ -90,6 +90,7 @@ impl Latency {
 }
 
 /// The headings of the columns.
+#[must_use]
 pub fn header(test: Test) -> String {
     if test.is_bandwidth() {
         format!(

@@ -56,11 +56,13 @@ impl fmt::Display for Test {
 
 impl Test {
     /// The command's words after `rocinante`.
+    #[must_use]
     pub fn command(self) -> String {
         format!("perf {self}")
     }
 
     /// The operation of a bandwidth test; `None` for latencies.
+    #[must_use]
     pub const fn bulk(self, atomic: Atomic) -> Option<BulkOp> {
         match self {
             Self::SendBw => Some(BulkOp::Send),
@@ -150,6 +152,7 @@ impl Service {
     }
 
     /// The type of its queue pairs.
+    #[must_use]
     pub const fn qp_type(self) -> QpType {
         match self {
             Self::Rc => QpType::Rc,

@@ -9,6 +9,7 @@ pub fn fill(message: &mut [u8], seed: u64) {
 }
 
 /// The offset of the first byte that differs from [`fill`]'s pattern.
+#[must_use]
 pub fn first_difference(message: &[u8], seed: u64) -> Option<usize> {
     let mut words = (0..).zip(message.chunks(8));
     let (index, chunk) =

@@ -25,6 +25,7 @@ impl Family {
     pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
 
     /// Its name in rules of nftables.
+    #[must_use]
     pub const fn nft(self) -> &'static str {
         match self {
             Self::V4 => "ip",

@@ -142,6 +142,7 @@ fn own(part: Part) -> Command {
 }
 
 /// Does a part, with the first two descriptors of this process.
+#[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let done = match args.part {
         Part::Start => {

@@ -73,6 +73,7 @@ impl Libraries {
     ///
     /// The caller's own preloaded libraries come first: they may interpose on verbs. Programs with
     /// sanitizers get the options that they need, unless they are given.
+    #[must_use]
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
         let mut preload = others(&env::var_os(PRELOAD).unwrap_or_default());
         let files = [Some(&self.verbs), self.paths.as_ref()];

@@ -67,6 +67,7 @@ pub fn check(path: &Path, libraries: &Libraries) -> Result<(), Refusal> {
 }
 
 /// Why no library reaches the system calls of the program at `path`; `None` if one does.
+#[must_use]
 pub fn blindness(path: &Path) -> Option<String> {
     let (path, elf) = program_of(path, SCRIPTS_MAX).ok()??;
     (elf.loader.is_none() && !is_loader(&path))

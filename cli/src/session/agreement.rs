@@ -22,6 +22,7 @@ pub struct Request {
 }
 
 /// The client's line.
+#[must_use]
 pub fn request(command: &str, plan: &impl Serialize) -> String {
     let options = serde_json::to_value(plan).expect("options are JSON");
     let request = Request { rocinante: VERSION, command: command.to_owned(), options };

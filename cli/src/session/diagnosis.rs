@@ -18,12 +18,14 @@ const USUAL: u32 = 1024;
 pub type Unanswered = u32;
 
 /// The payload of the largest packets of messages of `size` bytes, if none of them has passed.
+#[must_use]
 pub fn unanswered(size: usize, mtu: Option<Mtu>, passed: bool) -> Unanswered {
     let size = u32::try_from(size).unwrap_or(u32::MAX);
     if passed { 0 } else { mtu.map_or(0, |mtu| size.min(mtu.bytes())) }
 }
 
 /// The reason why a request to `peer` ended in `status`, as far as the device's counters tell.
+#[must_use]
 pub fn of_status(ctx: &Context, peer: IpAddr, status: WcStatus, unanswered: Unanswered) -> Failure {
     let mut why = explain(&ctx.counters(), peer, status, unanswered);
     if status == WcStatus::RetryExcErr {
@@ -33,6 +35,7 @@ pub fn of_status(ctx: &Context, peer: IpAddr, status: WcStatus, unanswered: Unan
 }
 
 /// The reason why nothing came from `peer` within `patience`, as far as the device's counters tell.
+#[must_use]
 pub fn of_silence(
     ctx: &Context,
     peer: IpAddr,
@@ -51,6 +54,7 @@ fn carried(ctx: &Context) -> String {
 
 /// The reason why `peer` may have ended the connection itself: of packets that were sent to it, not
 /// one of the largest has passed.
+#[must_use]
 pub fn of_parting(ctx: &Context, peer: IpAddr, unanswered: Unanswered) -> Option<String> {
     (unanswered > USUAL).then(|| silence(&ctx.counters(), peer, unanswered))
 }
@@ -140,6 +144,7 @@ fn silence(counters: &DeviceCounters, peer: IpAddr, unanswered: Unanswered) -> S
 }
 
 /// The translation between, if a peer reports another address than that by which it is seen.
+#[must_use]
 pub fn translated(claimed: IpAddr, seen: IpAddr) -> Option<String> {
     let seen = seen.to_canonical();
     (claimed != seen).then(|| {

@@ -57,6 +57,7 @@ pub struct Target {
 
 impl Target {
     /// For work requests.
+    #[must_use]
     pub fn to(&self) -> Destination {
         self.ah.to(self.qpn, QKEY)
     }

@@ -59,6 +59,7 @@ impl Listeners {
     }
 
     /// Where they listen.
+    #[must_use]
     pub fn place(&self) -> &str {
         &self.place
     }

@@ -172,6 +172,7 @@ fn nearest(interface: &Interface, route: IpAddr) -> Result<IpAddr> {
 }
 
 /// The failure of a device that is not there, or cannot be opened.
+#[must_use]
 pub fn no_device(error: impl Into<Failure>) -> Failure {
     match error.into() {
         Failure::Failed(why) => Failure::Of(Kind::Device, why),

@@ -51,11 +51,13 @@ impl From<IpAddr> for Own {
 
 impl Own {
     /// The words of the user.
+    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The address that is used where any will do.
+    #[must_use]
     pub fn first(&self) -> IpAddr {
         self.addresses[0]
     }
@@ -67,11 +69,13 @@ impl Own {
     }
 
     /// The only address; `None` for an interface with several.
+    #[must_use]
     pub fn only(&self) -> Option<IpAddr> {
         Some(self.addresses[0]).filter(|_| self.addresses.len() == 1)
     }
 
     /// The address for packets to `peer`: of the same family, and link-local if `peer` is.
+    #[must_use]
     pub fn towards(&self, peer: IpAddr) -> Option<IpAddr> {
         let suits = |own: &&IpAddr| own.is_ipv4() == peer.is_ipv4();
         let suited = || self.addresses.iter().filter(suits);

@@ -29,6 +29,7 @@ pub struct Patience {
 
 impl Patience {
     /// As a duration.
+    #[must_use]
     pub const fn time(self) -> Duration {
         Duration::from_secs(self.seconds)
     }
@@ -113,6 +114,7 @@ impl Patience {
 }
 
 /// What to look at after a client has waited in vain, to follow the error.
+#[must_use]
 pub const fn advice(error: &VerbsError) -> &'static str {
     match error {
         VerbsError::TimedOut => {

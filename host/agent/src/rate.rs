@@ -20,6 +20,7 @@ impl Rate {
     pub(crate) const MOST: Self = Self(1_000_000_000_000);
 
     /// Bytes in a second.
+    #[must_use]
     pub fn bytes(self) -> u64 {
         self.0 / 8
     }

@@ -372,6 +372,7 @@ const BY_PROGRAM: &str = "whose packets a program carries (slirp4netns, pasta, a
 
 /// The reason why peers may not reach the addresses of an interface, if a program carries its
 /// packets, as slirp4netns and pasta do for containers.
+#[must_use]
 pub fn carried_by_program(name: &str) -> Option<String> {
     let iface = Interface::by_name(name).ok()?;
     let link = Rtnl::open().and_then(|mut rtnl| rtnl.link(iface.index)).ok()?;

@@ -67,6 +67,7 @@ impl GiveLimits {
     }
 
     /// Bytes of kernel memory that the ports of a request take, before they are made.
+    #[must_use]
     pub fn memory_bytes(&self, request: &Request) -> usize {
         port_bytes(request.backend, self.ring_frames(request)) * request.shards.count
     }
@@ -97,6 +98,7 @@ fn port_bytes(backend: Backend, frames: u32) -> usize {
 
 impl Given {
     /// The descriptors, as [`send_answer`](crate::handed::send_answer) takes them.
+    #[must_use]
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         self.descriptors.iter().map(OwnedFd::as_fd).collect()
     }

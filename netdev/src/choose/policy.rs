@@ -30,6 +30,7 @@ use crate::kernel::interface::Interface;
 
 /// Reads the rules on the path of RoCEv2 through `iface`, in the calling thread's network
 /// namespace.
+#[must_use]
 pub(crate) fn audit(iface: &Interface) -> Audit {
     let mut audit = Audit::default();
     nft::audit(iface, &mut audit);
@@ -54,6 +55,7 @@ pub struct Unlisted {
 /// legacy iptables, and the policies of IPsec that RoCEv2 from and to the addresses of `iface`
 /// could meet there. With `forwards` the addresses are of others, for which the namespace forwards.
 /// The second list has rules that could not be read, and why.
+#[must_use]
 pub fn unlisted_rules(iface: &Interface, forwards: bool) -> (Vec<Unlisted>, Vec<String>) {
     let (mut audit, mut rules) = (Audit::default(), Vec::new());
     for xtables::Table { family, name, hooks } in xtables::tables(&mut audit) {

@@ -63,6 +63,7 @@ impl Interface {
     }
 
     /// The speed of its link now, in Mb/s. `None` if it has none, as loopback, or is down.
+    #[must_use]
     pub fn link_speed(&self) -> Option<u32> {
         ethtool::link_speed(&self.name)
     }
@@ -74,12 +75,14 @@ impl Interface {
     /// The width of its port and the speed of a lane, by their codes in verbs.h: the least that
     /// carry the link's rate. Without a speed, as on loopback, it is one lane of the slowest, as
     /// the kernel reports of Soft-RoCE.
+    #[must_use]
     pub fn lanes(&self) -> (u8, u8) {
         let lanes = Lanes::of(self.link_speed().unwrap_or(0));
         (lanes.width, lanes.speed)
     }
 
     /// The rate of its port as sysfs writes it: `100 Gb/sec (4X EDR)`.
+    #[must_use]
     pub fn rate(&self) -> String {
         Lanes::of(self.link_speed().unwrap_or(0)).text.to_owned()
     }
@@ -93,6 +96,7 @@ impl Unusable {
 }
 
 /// The length of a table with this number of GIDs. Its end is empty.
+#[must_use]
 pub fn gid_table_len(gids: usize) -> usize {
     (gids + 1).next_multiple_of(16)
 }

@@ -240,12 +240,14 @@ impl PathTable {
     }
 
     /// The path of this table that has the given path of the guard.
+    #[must_use]
     pub fn of_guard(&self, guard: PathId) -> Option<PathId> {
         let has = |entry: &Option<PathEntry>| entry.as_ref().is_some_and(|e| e.guard == guard);
         self.entries.iter().position(has).map(|index| PathId(index as u32))
     }
 
     /// Readable while [`maintain`](Self::maintain) has announcements to read.
+    #[must_use]
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
         self.monitor.as_fd()
     }

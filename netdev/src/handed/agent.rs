@@ -51,6 +51,7 @@ impl Agent {
     }
 
     /// The path of its socket, if one is asked.
+    #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.0.as_deref()
     }

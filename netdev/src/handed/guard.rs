@@ -22,6 +22,7 @@ const SPACE: usize = rustix::cmsg_space!(ScmRights(PARCEL_DESCRIPTORS));
 const PARCEL_BYTES_MAX: usize = 66;
 
 /// The socket for parcels of an agent whose socket is at `socket`.
+#[must_use]
 pub fn path(socket: &Path) -> PathBuf {
     socket.with_extension("guard")
 }

@@ -310,6 +310,7 @@ impl Answer {
 
     /// The bytes of the answer, which are never more than a message can have: long lists and texts
     /// are cut.
+    #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let (granted, refused) = match self.outcome.clone() {
             Ok(granted) => (Some(granted), None),
@@ -344,6 +345,7 @@ impl Answer {
 
 impl Granted {
     /// The backend.
+    #[must_use]
     pub fn backend(&self) -> Backend {
         match self {
             Self::Packet { .. } => Backend::Packet,
@@ -352,6 +354,7 @@ impl Granted {
     }
 
     /// The number of descriptors that come with it, for this number of ports.
+    #[must_use]
     pub fn descriptors(&self, shards: usize) -> usize {
         match self {
             Self::Packet { .. } => shards,

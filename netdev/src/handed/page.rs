@@ -144,6 +144,7 @@ pub struct QueuePair {
 }
 
 /// The socket for pages of an agent whose socket is at `socket`.
+#[must_use]
 pub fn path(socket: &Path) -> PathBuf {
     socket.with_extension("page")
 }

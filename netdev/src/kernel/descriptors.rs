@@ -47,6 +47,7 @@ const APART: libc::c_int = 512;
 /// one of those would go to the program's file. `select(2)` still takes these numbers.
 ///
 /// Without room up there the descriptor keeps its number.
+#[must_use]
 pub fn apart(fd: OwnedFd) -> OwnedFd {
     if cfg!(miri) {
         return fd;

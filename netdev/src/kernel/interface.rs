@@ -25,6 +25,7 @@ pub struct Interface {
 impl Interface {
     /// The node GUID of its device: the modified EUI-64 of its MAC (RFC 4291, appendix A). Loopback
     /// has no MAC: its index stands for one.
+    #[must_use]
     pub fn guid(&self) -> u64 {
         if self.mac == [0; 6] {
             let [_, _, high, low] = self.index.to_be_bytes();

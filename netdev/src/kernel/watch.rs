@@ -45,6 +45,7 @@ impl InterfaceWatch {
     }
 
     /// The interface as it was at the last look; `None` once it is gone.
+    #[must_use]
     pub fn interface(&self) -> Option<&Interface> {
         self.now.as_ref()
     }

@@ -29,6 +29,7 @@ pub enum Backend {
 
 impl Backend {
     /// The name used on the command line and in JSON: `udp`, `packet`, `afxdp`, `sim`.
+    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Udp => "udp",
@@ -117,6 +118,7 @@ pub struct RxBudget {
 impl RxBudget {
     /// Upper bound of the kernel memory that one received datagram of `payload` UDP payload bytes
     /// occupies in a socket's queue (skb, shared info and a power-of-two data buffer).
+    #[must_use]
     pub const fn cost(payload: u32) -> u32 {
         // An skb (256 bytes) and a slab bucket for headroom, headers, payload and shared info.
         // Measured on Linux 6.18 for IPv4 and IPv6 at SO_RCVBUF 212,992 (doubled by the kernel to

@@ -43,6 +43,7 @@ impl OpenError {
     }
 
     /// The errno, or 0.
+    #[must_use]
     pub fn errno(&self) -> i32 {
         self.source.as_ref().and_then(std::io::Error::raw_os_error).unwrap_or(0)
     }

@@ -112,11 +112,13 @@ impl FrameTemplate {
     }
 
     /// Length of the headers: where the payload begins.
+    #[must_use]
     pub fn header_len(&self) -> usize {
         self.len
     }
 
     /// Offset of the UDP header, where a checksum offload starts to sum.
+    #[must_use]
     pub fn udp_offset(&self) -> usize {
         self.len - UDP_LEN
     }
@@ -128,11 +130,13 @@ impl FrameTemplate {
     }
 
     /// The destination's Ethernet address.
+    #[must_use]
     pub fn dst_mac(&self) -> [u8; 6] {
         self.bytes[..6].try_into().unwrap_or_default()
     }
 
     /// The most UDP payload bytes that the length fields can express.
+    #[must_use]
     pub fn payload_max(&self) -> usize {
         let ip = if self.is_ipv6() { 0 } else { IPV4_LEN };
         usize::from(u16::MAX) - ip - UDP_LEN
@@ -253,6 +257,7 @@ pub(crate) struct Frame<'a> {
 /// extension headers, and lengths that do not fit the frame (padding after the datagram is
 /// allowed). The IPv4 header checksum and the UDP checksum are not verified: the kernel leaves both
 /// to offloads, and on a veth the latter may be partial.
+#[must_use]
 pub(crate) fn parse_frame(frame: &[u8]) -> Option<Frame<'_>> {
     let headers = parse_headers(frame, frame.len())?;
     let end = headers.payload_offset + headers.payload_len;
@@ -260,6 +265,7 @@ pub(crate) fn parse_frame(frame: &[u8]) -> Option<Frame<'_>> {
 }
 
 /// As [`parse_frame`], for a frame of `frame_len` bytes of which only `start` is contiguous.
+#[must_use]
 pub(crate) fn parse_headers(start: &[u8], frame_len: usize) -> Option<Headers> {
     let dst_mac = *start.first_chunk()?;
     let ip = start.get(ETH_LEN..)?;

@@ -88,6 +88,7 @@ impl Manifest {
     }
 
     /// The backend.
+    #[must_use]
     pub fn backend(&self) -> Backend {
         match self.backend {
             BackendParts::Udp => Backend::Udp,
@@ -103,6 +104,7 @@ impl Parts {
     }
 
     /// The plain values.
+    #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }

@@ -148,17 +148,20 @@ impl Slots {
     }
 
     /// The first slot: the others follow.
+    #[must_use]
     pub fn first(&self) -> u8 {
         self.first
     }
 
     /// The number of slots.
+    #[must_use]
     pub fn count(&self) -> usize {
         self.count
     }
 
     /// The page in which this device publishes what it has counted, if an agent has handed one
     /// over.
+    #[must_use]
     pub fn page(&self) -> Option<Arc<Page>> {
         self.page.get()
     }
@@ -227,6 +230,7 @@ impl Slots {
     /// The notes of neighbours that have gone, if this process is the leader, each with the
     /// address. Any process of the user may have written them. They stay until
     /// [`forget_left`](Self::forget_left): this process may die before it has noted them itself.
+    #[must_use]
     pub fn left(&self) -> Vec<(IpAddr, [u8; NOTE_BYTES])> {
         let mut all = Vec::new();
         if !self.host.has_to_look() {
@@ -340,6 +344,7 @@ impl Slots {
 
     /// The slot of the neighbour that listens for a service on this address, or on all, unless this
     /// process does so more precisely.
+    #[must_use]
     pub fn listener(&self, service: u64, address: IpAddr) -> Option<u8> {
         let it = self.at(address).ok()?;
         for on in On::EACH {

@@ -205,11 +205,13 @@ impl SimNet {
     }
 
     /// The virtual time since the network was made.
+    #[must_use]
     pub fn now(&self) -> Duration {
         self.hub().now()
     }
 
     /// When the next datagram arrives, if any is in flight.
+    #[must_use]
     pub fn next_event(&self) -> Option<Duration> {
         self.hub().next_event()
     }
@@ -221,11 +223,13 @@ impl SimNet {
     }
 
     /// The number of datagrams in flight.
+    #[must_use]
     pub fn in_flight(&self) -> usize {
         self.hub().in_flight()
     }
 
     /// The counters.
+    #[must_use]
     pub fn stats(&self) -> SimStats {
         self.hub().stats
     }

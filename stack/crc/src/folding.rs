@@ -47,6 +47,7 @@ const TO_THE_END: [u8; 2 * LANE] = {
     window
 };
 /// The factors that shift 16 bytes by this number of `bits`.
+#[must_use]
 pub const fn further(bits: u64) -> Factors {
     (factor(bits + 32), factor(bits - 32))
 }
@@ -139,6 +140,7 @@ fn fold(lane: __m128i, next: __m128i, factors: __m128i) -> __m128i {
 /// has them.
 #[inline]
 #[target_feature(enable = "pclmulqdq,sse4.1")]
+#[must_use]
 pub fn reduce(lane: __m128i) -> u32 {
     let folded = _mm_clmulepi64_si128(lane, _mm_set_epi64x(0, LANE_ON.1), 0x00);
     let folded = _mm_xor_si128(folded, _mm_srli_si128(lane, 8));

@@ -16,6 +16,7 @@ pub use polynomial::{ONE, multiply, power, times_x};
 pub use summer::{BTH_LEN, PACKET_MIN, Summer};
 
 /// The CRC-32 of an input followed by `bytes`; `before` is the CRC-32 of that input.
+#[must_use]
 pub fn update(before: u32, bytes: &[u8]) -> u32 {
     let mut hasher = Hasher::new_with_initial(before);
     hasher.update(bytes);

@@ -7,6 +7,7 @@ const POLYNOMIAL: u32 = 0xedb8_8320;
 pub const ONE: u32 = 1 << 31;
 
 /// a·b modulo the polynomial.
+#[must_use]
 pub const fn multiply(a: u32, mut b: u32) -> u32 {
     let mut product = 0;
     let mut bit = 32;
@@ -19,11 +20,13 @@ pub const fn multiply(a: u32, mut b: u32) -> u32 {
 }
 
 /// a·x modulo the polynomial.
+#[must_use]
 pub const fn times_x(a: u32) -> u32 {
     (a >> 1) ^ (POLYNOMIAL & 0u32.wrapping_sub(a & 1))
 }
 
 /// x^`exponent` modulo the polynomial.
+#[must_use]
 pub const fn power(mut exponent: u64) -> u32 {
     let (mut result, mut square) = (ONE, times_x(ONE));
     while exponent > 0 {

@@ -36,6 +36,7 @@ impl Summer {
     /// `before` is the CRC-32 of that input. The packet starts with `head`, and its fifth byte
     /// counts as ones.
     #[inline]
+    #[must_use]
     pub fn packet(self, before: u32, head: &[u8; PACKET_MIN], covered: &[u8]) -> u32 {
         #[cfg(target_arch = "x86_64")]
         if self.folds {

@@ -5,6 +5,7 @@ use super::{CmFootprint, ConnectionManager};
 
 impl ConnectionManager {
     /// Its current footprint.
+    #[must_use]
     pub fn footprint(&self) -> CmFootprint {
         let waiting = self.listeners.values().chain(self.resolvers.values());
         CmFootprint {

@@ -139,11 +139,13 @@ impl ConnectionManager {
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout).
+    #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
         self.timers.first().map(|(due, _)| *due)
     }
 
     /// Number of connections, including those that only wait for their release.
+    #[must_use]
     pub fn len(&self) -> usize {
         self.conns.len()
     }
@@ -161,11 +163,13 @@ impl ConnectionManager {
     }
 
     /// The counters so far.
+    #[must_use]
     pub fn counters(&self) -> &CmCounters {
         &self.counters
     }
 
     /// The configuration.
+    #[must_use]
     pub fn config(&self) -> &CmConfig {
         &self.config
     }

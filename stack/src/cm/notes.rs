@@ -36,6 +36,7 @@ impl Note {
     pub const LEN: usize = 28;
 
     /// Its bytes. They are not all zero.
+    #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         let peer = match self.peer {
@@ -75,6 +76,7 @@ impl Note {
     }
 
     /// The slot of the device whose connection it is.
+    #[must_use]
     pub fn slot(&self) -> u8 {
         slot_of(self.local.0)
     }

@@ -32,11 +32,13 @@ impl Engine {
     }
 
     /// The groups that a queue pair is attached to.
+    #[must_use]
     pub fn groups_of(&self, qpn: Qpn) -> Vec<IpAddr> {
         self.groups.of(qpn)
     }
 
     /// The number of groups with queue pairs.
+    #[must_use]
     pub fn group_count(&self) -> usize {
         self.groups.count()
     }

@@ -44,11 +44,13 @@ impl Engine {
     }
 
     /// Number of packets that a queue pair has received; `None` if there is no such queue pair.
+    #[must_use]
     pub fn packets_of(&self, qpn: Qpn) -> Option<u64> {
         Some(self.qp_counters(qpn)?.rcvd_pkts)
     }
 
     /// The path of a queue pair to its peer, if it has one.
+    #[must_use]
     pub fn path_of(&self, qpn: Qpn) -> Option<u32> {
         let (_, attr, _) = self.query_qp(qpn)?;
         Some(attr.peer?.path)

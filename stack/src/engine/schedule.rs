@@ -119,6 +119,7 @@ impl Engine {
     /// The urgency of a call of [`poll_transmit`](Self::poll_transmit). Plain acknowledgements may
     /// wait for [`ACK_DELAY_NS`](crate::ACK_DELAY_NS), to leave with the program's next requests.
     #[inline]
+    #[must_use]
     pub fn urgency(&self) -> Urgency {
         let shared = &self.shared;
         match shared.dirty.is_empty() {

@@ -18,6 +18,7 @@ impl Engine {
     }
 
     /// Its attributes (`ibv_query_srq(3)`).
+    #[must_use]
     pub fn query_srq(&self, id: SrqId) -> Option<SrqAttr> {
         self.shared.srqs.query(id)
     }
@@ -35,6 +36,7 @@ impl Engine {
     }
 
     /// Number of shared receive queues.
+    #[must_use]
     pub fn srq_count(&self) -> usize {
         self.shared.srqs.count()
     }

@@ -12,6 +12,7 @@ use crate::verbs::QpState;
 
 impl Engine {
     /// State and attributes of a queue pair (`ibv_query_qp(3)`).
+    #[must_use]
     pub fn query_qp(&self, qpn: Qpn) -> Option<(QpState, QpAttr, QpInit)> {
         let qp = self.qp(qpn)?;
         let core = qp.core();
@@ -28,6 +29,7 @@ impl Engine {
     }
 
     /// The counters of a queue pair.
+    #[must_use]
     pub fn qp_counters(&self, qpn: Qpn) -> Option<QpCounters> {
         Some(self.qp(qpn)?.core().tally.get())
     }
@@ -48,6 +50,7 @@ impl Engine {
     /// answers are in flight that will have the engine driven; [`Urgency::By`] if datagrams just
     /// left that nothing answers, so that the caller must drive the engine then.
     #[inline]
+    #[must_use]
     pub fn post_urgency(&self, qpn: Qpn) -> Urgency {
         self.qp(qpn).map_or(Urgency::Now, AnyQp::post_urgency)
     }
@@ -60,26 +63,31 @@ impl Engine {
     }
 
     /// Number of queue pairs.
+    #[must_use]
     pub fn qp_count(&self) -> usize {
         self.qps.len() - self.free.len()
     }
 
     /// Number of reserved queue pair numbers.
+    #[must_use]
     pub fn reserved_qpns(&self) -> usize {
         self.reserved.len()
     }
 
     /// Counters of the transport.
+    #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.shared.counters
     }
 
     /// Counters of dropped packets, by reason.
+    #[must_use]
     pub fn drops(&self) -> &Drops {
         &self.shared.drops
     }
 
     /// The configuration.
+    #[must_use]
     pub fn config(&self) -> &EngineConfig {
         &self.shared.config
     }

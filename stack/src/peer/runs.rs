@@ -29,6 +29,7 @@ impl Default for RunLimits {
 impl RunLimits {
     /// Packets of `bytes` bytes (BTH to ICRC) that a run holds, at least 1.
     #[inline]
+    #[must_use]
     pub fn packets_of(self, bytes: u32) -> u32 {
         (self.bytes / bytes.max(1)).min(self.packets).max(1)
     }

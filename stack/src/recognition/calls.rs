@@ -78,6 +78,7 @@ impl Engine {
 
     /// The kind of a queue pair's peer, from the program or from the peer's reply. `None` if the
     /// queue pair has no peer.
+    #[must_use]
     pub fn peer_kind(&self, qpn: Qpn) -> Option<PeerKind> {
         let (_, attr, _) = self.query_qp(qpn)?;
         let peer = attr.peer?;
@@ -93,6 +94,7 @@ impl Engine {
     }
 
     /// The last reply of the peer at an address, if it is a Rocinante.
+    #[must_use]
     pub fn peer_info(&self, remote: IpAddr) -> Option<PeerInfo> {
         self.gsi.recognition.table.last(remote)
     }

@@ -117,6 +117,7 @@ fn checksum(header: &[u8]) -> u16 {
 
 /// Whence and whereto the datagram came whose receive begins with these 40 bytes; `None` if they
 /// are no IP header.
+#[must_use]
 pub fn grh_addresses(grh: &[u8; GRH_LEN]) -> Option<(IpAddr, IpAddr)> {
     let header = &grh[GRH_LEN - IPV4_LEN..];
     // Before IPv4 there may be anything, such as the remains of an earlier datagram; a right

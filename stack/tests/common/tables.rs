@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 
 /// The whole state of `of`, without its counters.
+#[must_use]
 pub(crate) fn tables(of: &impl Debug) -> String {
     let mut text = format!("{of:?}");
     for counters in ["Counters {", "Drops {"] {

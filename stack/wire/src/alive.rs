@@ -98,6 +98,7 @@ impl AliveMad {
     }
 
     /// Its bytes with a transaction id.
+    #[must_use]
     pub fn emit(&self, tid: u64) -> MadBytes {
         let (attribute, version, word, pairs) = match self {
             Self::Question(pairs) => (QUESTION, VERSION, 0, Some(pairs)),

@@ -94,6 +94,7 @@ impl Bth {
 
     /// The header's bytes.
     #[inline]
+    #[must_use]
     pub const fn bytes(&self) -> [u8; LEN] {
         let flags = (self.solicited as u8) << 7
             | (self.mig_req as u8) << 6

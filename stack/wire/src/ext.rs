@@ -77,12 +77,14 @@ impl Feth {
 
     /// Placement type: 1 global visibility, 2 persistence, 3 both.
     #[inline]
+    #[must_use]
     pub const fn placement(self) -> u8 {
         (self.0 & 0xf) as u8
     }
 
     /// Selectivity level: 0 the range of the RETH, 1 the whole region.
     #[inline]
+    #[must_use]
     pub const fn level(self) -> u8 {
         (self.0 >> 4 & 3) as u8
     }
@@ -304,6 +306,7 @@ impl Syndrome {
 
     /// Its meaning.
     #[inline]
+    #[must_use]
     pub const fn kind(self) -> AckKind {
         let value = self.0 & 0x1f;
         match self.0 >> 5 {
@@ -324,6 +327,7 @@ impl Syndrome {
 
 /// The receives that a 5-bit credit code grants: 0, 1, 2, 3, 4, 6, 8, 12, 16, 24 … 32768; `None`
 /// for 0x1f, no limit.
+#[must_use]
 pub const fn credits(code: u8) -> Option<u32> {
     match code & 0x1f {
         0x1f => None,
@@ -336,6 +340,7 @@ pub const fn credits(code: u8) -> Option<u32> {
 
 /// The delay of a 5-bit RNR timer code in microseconds: 0 is 655.36 ms, 1 to 31 rise from 10 µs to
 /// 491.52 ms.
+#[must_use]
 pub const fn rnr_timer_us(code: u8) -> u32 {
     match code & 0x1f {
         0 => 655_360,

@@ -100,6 +100,7 @@ impl IpFields {
     }
 
     /// Source and destination address.
+    #[must_use]
     pub const fn addresses(&self) -> (IpAddr, IpAddr) {
         match *self {
             Self::V4 { src, dst, .. } => (IpAddr::V4(src), IpAddr::V4(dst)),
@@ -176,6 +177,7 @@ impl Template {
     /// Starts the ICRC of a packet of `packet_len` bytes (BTH to ICRC) that begins with `bth`; feed
     /// the bytes after the BTH to [`Icrc::update`].
     #[inline]
+    #[must_use]
     pub fn start(&self, packet_len: usize, bth: &[u8; bth::LEN]) -> Icrc {
         let mut packet = [0; PACKET_MIN];
         packet[..bth::LEN].copy_from_slice(bth);
@@ -184,6 +186,7 @@ impl Template {
 
     /// The ICRC of a whole packet, computed without its last four bytes; 0 for fewer than 16 bytes.
     #[inline]
+    #[must_use]
     pub fn of(&self, packet: &[u8]) -> u32 {
         match (packet.first_chunk(), packet.split_last_chunk::<ICRC_LEN>()) {
             (Some(head), Some((covered, _))) => self.up_to(packet.len(), head, covered),
@@ -308,6 +311,7 @@ impl Icrc {
 
     /// The result; it is written little-endian.
     #[inline]
+    #[must_use]
     pub fn finish(self) -> u32 {
         self.0
     }

@@ -152,6 +152,7 @@ impl MadHeader {
     }
 
     /// Its bytes.
+    #[must_use]
     pub fn bytes(&self) -> [u8; MAD_HEADER_LEN] {
         let mut b = [0; MAD_HEADER_LEN];
         b[0..4].copy_from_slice(&[self.base_version, self.class, self.class_version, self.method]);

@@ -125,6 +125,7 @@ impl Ext {
 
     /// Its length in bytes.
     #[inline]
+    #[must_use]
     pub const fn size(self) -> usize {
         match self {
             Self::Deth | Self::AtomicAckEth => 8,
@@ -168,6 +169,7 @@ impl OpcodeInfo {
 
     /// Offset of an extension header from the start of the BTH.
     #[inline]
+    #[must_use]
     pub const fn offset(&self, ext: Ext) -> Option<usize> {
         match self.offsets[ext as usize] {
             0 => None,
@@ -202,6 +204,7 @@ impl OpcodeInfo {
 impl Opcode {
     /// Its entry in the table, or `None` for a reserved opcode or another transport's.
     #[inline]
+    #[must_use]
     pub const fn info(self) -> Option<&'static OpcodeInfo> {
         INDEX[self.0 as usize]
     }

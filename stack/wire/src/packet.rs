@@ -71,24 +71,28 @@ impl<'a> Packet<'a> {
 
     /// The base transport header.
     #[inline]
+    #[must_use]
     pub const fn bth(&self) -> Bth {
         Bth::read(self.header)
     }
 
     /// All bytes, from the BTH to the ICRC.
     #[inline]
+    #[must_use]
     pub const fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
     /// The payload, without padding.
     #[inline]
+    #[must_use]
     pub const fn payload(&self) -> &'a [u8] {
         self.payload
     }
 
     /// The padding, 0 to 3 bytes of any value.
     #[inline]
+    #[must_use]
     pub fn padding(&self) -> &'a [u8] {
         let end = self.bytes.len() - ICRC_LEN;
         &self.bytes[end - usize::from(self.bth().pad)..end]
@@ -96,6 +100,7 @@ impl<'a> Packet<'a> {
 
     /// The ICRC in the packet (little-endian on the wire).
     #[inline]
+    #[must_use]
     pub fn icrc(&self) -> u32 {
         let at = self.bytes.len() - ICRC_LEN;
         u32::from_le_bytes([
@@ -108,24 +113,28 @@ impl<'a> Packet<'a> {
 
     /// The RETH, if the opcode has one.
     #[inline]
+    #[must_use]
     pub fn reth(&self) -> Option<Reth> {
         self.ext(Ext::Reth).map(Reth::read)
     }
 
     /// The AETH, if the opcode has one.
     #[inline]
+    #[must_use]
     pub fn aeth(&self) -> Option<Aeth> {
         self.ext(Ext::Aeth).map(Aeth::read)
     }
 
     /// The AtomicETH, if the opcode has one.
     #[inline]
+    #[must_use]
     pub fn atomic_eth(&self) -> Option<AtomicEth> {
         self.ext(Ext::AtomicEth).map(AtomicEth::read)
     }
 
     /// The original value of an atomic acknowledge, if the opcode has one.
     #[inline]
+    #[must_use]
     pub fn atomic_ack(&self) -> Option<u64> {
         let b = self.ext(Ext::AtomicAckEth)?;
         Some(u64::from_be_bytes(*b.first_chunk()?))
@@ -133,24 +142,28 @@ impl<'a> Packet<'a> {
 
     /// The DETH, if the opcode has one.
     #[inline]
+    #[must_use]
     pub fn deth(&self) -> Option<Deth> {
         self.ext(Ext::Deth).map(Deth::read)
     }
 
     /// The immediate data, in network byte order as the application gave it, if the opcode has any.
     #[inline]
+    #[must_use]
     pub fn immediate(&self) -> Option<[u8; 4]> {
         self.ext(Ext::ImmDt)?.first_chunk().copied()
     }
 
     /// The key to invalidate, if the opcode has one.
     #[inline]
+    #[must_use]
     pub fn invalidate(&self) -> Option<Key> {
         Some(Key(u32::from_be_bytes(*self.ext(Ext::Ieth)?.first_chunk()?)))
     }
 
     /// The flush header, if the opcode has one.
     #[inline]
+    #[must_use]
     pub fn feth(&self) -> Option<Feth> {
         self.ext(Ext::Feth).map(Feth::read)
     }

@@ -69,6 +69,7 @@ impl RecognitionMad {
 
     /// Its bytes with a transaction id. A reply that describes nothing has a version that no
     /// reader knows.
+    #[must_use]
     pub fn emit(&self, tid: u64) -> MadBytes {
         let attribute = match self {
             Self::Probe => PROBE,

@@ -14,6 +14,7 @@ pub fn with_table(document: &str, outcomes: &[Outcome]) -> Result<String, String
 }
 
 /// The command lines of the document's table.
+#[must_use]
 pub fn listed(document: &str) -> Vec<String> {
     let table = document.split_once(MARKS[0]).map_or("", |(_, rest)| rest);
     let table = table.split_once(MARKS[1]).map_or("", |(table, _)| table);
@@ -22,6 +23,7 @@ pub fn listed(document: &str) -> Vec<String> {
 }
 
 /// The command lines of all rows, once each, in their order.
+#[must_use]
 pub fn commands() -> Vec<String> {
     let mut commands: Vec<String> = rows().iter().map(command).collect();
     commands.dedup();

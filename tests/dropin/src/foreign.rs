@@ -32,6 +32,7 @@ const ROWS: [(&str, &str); 17] = [
 
 /// The rows of the table that also run on another processor's emulator, on `udp`. Panics if the
 /// table has one of them no longer.
+#[must_use]
 pub fn rows() -> Vec<Row> {
     let rows = table::rows();
     let find = |(program, mode)| {

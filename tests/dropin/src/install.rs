@@ -104,6 +104,7 @@ impl Installation {
     }
 
     /// `rocinante run --netdev NETDEV -- WORDS`.
+    #[must_use]
     pub fn run<S: AsRef<OsStr>>(
         &self,
         netdev: &str,
@@ -123,6 +124,7 @@ impl Installation {
 
     /// These words, with the environment and the streams that [`run`](Self::run) has, too. Panics
     /// if there is no word.
+    #[must_use]
     pub fn plain<S: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = S>) -> Command {
         let mut words = words.into_iter();
         let mut command = Command::new(words.next().expect("a program has a name"));

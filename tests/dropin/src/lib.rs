@@ -41,6 +41,7 @@ pub struct Outcome {
 
 impl Outcome {
     /// The line of `--json`.
+    #[must_use]
     pub fn json(&self) -> Value {
         let table::Row { program, mode, netdev, .. } = self.row;
         let why = self.result.as_ref().err();
@@ -49,6 +50,7 @@ impl Outcome {
     }
 
     /// The line for people.
+    #[must_use]
     pub fn line(&self) -> String {
         let table::Row { program, mode, netdev, .. } = self.row;
         match &self.result {

@@ -42,12 +42,14 @@ const EVENTS: [(&str, &str); 3] = [
 ];
 
 /// Runs a row in namespaces of its own, as root.
+#[must_use]
 pub fn run(row: Row, installed: &Installation) -> Outcome {
     run_foreign(row, installed, [false; 2])
 }
 
 /// As [`run`]. A side, the client's or the server's, has its program from
 /// [`add_foreign`](Installation::add_foreign) where `foreign` says so.
+#[must_use]
 pub fn run_foreign(row: Row, installed: &Installation, foreign: [bool; 2]) -> Outcome {
     let pair = Pair::new(&LabConfig::default()).map_err(in_words);
     let result = pair.and_then(|pair| {

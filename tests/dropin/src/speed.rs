@@ -87,6 +87,7 @@ impl Compared {
     }
 
     /// The line of `--json`.
+    #[must_use]
     pub fn json(&self) -> Value {
         json!({"program": self.row.program, "mode": self.row.options, "netdev": self.netdev,
             "perftest": self.theirs, "rocinante": self.ours, "ratio": self.ratio(),
@@ -94,6 +95,7 @@ impl Compared {
     }
 
     /// A row of a table: the median of each, with the minimum and the maximum.
+    #[must_use]
     pub fn line(&self) -> String {
         let of = |[min, median, max]: [f64; RUNS]| format!("{median:.2} ({min:.2}–{max:.2})");
         let Row { program, options, measure, bar, .. } = self.row;

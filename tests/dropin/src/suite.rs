@@ -60,6 +60,7 @@ pub enum Verdict {
 }
 
 /// All tests, in the suite's order. Panics if a line of the list makes no sense.
+#[must_use]
 pub fn tests() -> Vec<Test> {
     let lines = include_str!("suite.txt").lines().filter(|line| !line.starts_with('#'));
     lines.map(|line| parse(line).unwrap_or_else(|| panic!("suite.txt: {line}"))).collect()

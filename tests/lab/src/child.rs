@@ -41,6 +41,7 @@ impl ChildGuard {
     }
 
     /// The process id.
+    #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
     }

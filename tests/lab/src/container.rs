@@ -95,21 +95,25 @@ impl Container {
     }
 
     /// Its namespace.
+    #[must_use]
     pub fn netns(&self) -> &Netns {
         &self.netns
     }
 
     /// Its address on the IPv4 network of the bridge or its own, a /24.
+    #[must_use]
     pub fn ipv4(&self) -> Ipv4Addr {
         self.ipv4
     }
 
     /// Its address on that IPv6 network, a /64, if the lab has IPv6.
+    #[must_use]
     pub fn ipv6(&self) -> Option<Ipv6Addr> {
         self.ipv6
     }
 
     /// Its IPv6 address if `v6` asks for it and the lab has IPv6, else its IPv4 address.
+    #[must_use]
     pub fn address(&self, v6: bool) -> IpAddr {
         match self.ipv6.filter(|_| v6) {
             Some(ipv6) => ipv6.into(),
@@ -119,6 +123,7 @@ impl Container {
 
     /// Name of the other end of its veth, in the host's namespace. In a [`Pair`](crate::Pair) that
     /// end is in the other container's namespace.
+    #[must_use]
     pub fn host_end(&self) -> &str {
         &self.host_end
     }

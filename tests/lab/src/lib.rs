@@ -139,16 +139,19 @@ impl Lab {
     }
 
     /// The host's namespace: it holds the bridge and the host's ends of the veths.
+    #[must_use]
     pub fn host(&self) -> &Netns {
         &self.host
     }
 
     /// All containers.
+    #[must_use]
     pub fn containers(&self) -> &[Container] {
         &self.containers
     }
 
     /// The container at `index`. Panics if there is no such container.
+    #[must_use]
     pub fn container(&self, index: usize) -> &Container {
         &self.containers[index]
     }

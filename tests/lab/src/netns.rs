@@ -98,6 +98,7 @@ impl Netns {
 
     /// A path that names this namespace as long as this process lives, for programs that take one
     /// (`ip link set … netns PATH`).
+    #[must_use]
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }

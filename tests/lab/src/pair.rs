@@ -24,6 +24,7 @@ impl Pair {
     }
 
     /// Both containers.
+    #[must_use]
     pub fn containers(&self) -> &[Container; 2] {
         &self.containers
     }

@@ -5,6 +5,7 @@ use rocinante_stack::wire::{AckKind, NakCode, Operation, Packet};
 
 /// `OPCODE #psn bytes flags`; requests count from `first[0]`, responses from `first[1]`. Panics if
 /// the bytes are not a packet.
+#[must_use]
 pub fn describe(bytes: &[u8], first: [u32; 2]) -> String {
     let packet = Packet::parse(bytes).expect("a packet");
     let mut line = essence(&packet, first);

@@ -156,6 +156,7 @@ pub struct Report {
 }
 
 /// Runs the simulation.
+#[must_use]
 pub fn run(options: &Options) -> Report {
     let mut tally = Tally {
         steps: 0,

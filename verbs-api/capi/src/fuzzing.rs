@@ -64,6 +64,7 @@ impl RdmaCm {
     }
 
     /// The objects that are not closed and destroyed.
+    #[must_use]
     pub fn left(&self) -> Left {
         let [files, ids, groups, ports] = self.0.counts();
         Left { files, ids, groups, ports }

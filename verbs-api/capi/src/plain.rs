@@ -57,6 +57,7 @@ impl Device {
     }
 
     /// The counters, of all contexts of the device together.
+    #[must_use]
     pub(crate) fn watch(&self) -> Watched {
         Watched(Arc::downgrade(self.0.hca()))
     }
@@ -218,6 +219,7 @@ impl Bell {
         wake::clear(&self.0);
     }
 
+    #[must_use]
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -251,6 +253,7 @@ impl Watched {
 
     /// The counters; `None` if the device is closed, or if another thread uses it for all of
     /// `patience`.
+    #[must_use]
     pub(crate) fn counters(&self, patience: Duration) -> Option<DeviceCounters> {
         self.0.upgrade()?.try_counters(patience)
     }
@@ -342,6 +345,7 @@ impl Pd {
 pub(crate) struct Mr(soft::Registration);
 
 impl Mr {
+    #[must_use]
     pub(crate) fn key(&self) -> Key {
         self.0.key()
     }
@@ -369,6 +373,7 @@ impl Mr {
 pub(crate) struct Ah(soft::Ah, #[allow(dead_code, reason = "as of a domain")] soft::Counted);
 
 impl Ah {
+    #[must_use]
     pub(crate) fn id(&self) -> AhId {
         self.0.id()
     }
@@ -388,6 +393,7 @@ impl Deref for Channel {
 
 impl Channel {
     /// The number of the queue of the next event.
+    #[must_use]
     pub(crate) fn try_event(&self) -> Option<u32> {
         self.0.try_event().map(|cq| cq.id().0)
     }
@@ -415,6 +421,7 @@ impl Deref for Cq {
 }
 
 impl Cq {
+    #[must_use]
     pub(crate) fn number(&self) -> u32 {
         self.0.id().0
     }

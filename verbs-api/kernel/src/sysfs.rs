@@ -55,6 +55,7 @@ impl HardwarePort {
 }
 
 /// The RDMA devices of this network namespace, by name; none if the kernel has no RDMA.
+#[must_use]
 pub fn hardware_devices() -> Vec<HardwareDevice> {
     devices(Path::new(ROOT))
 }

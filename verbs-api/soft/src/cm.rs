@@ -52,6 +52,7 @@ impl CmOwners {
     }
 
     /// All that its tables hold, for tests of leaks.
+    #[must_use]
     pub fn held(&self) -> usize {
         let listening = self.listeners.len() + self.claims.len() + self.claimed.len();
         listening + self.conns.len() + self.asked.len() + self.services.owners().count()

@@ -163,6 +163,7 @@ const SLOWNESS_MAX: f64 = 10.0;
 impl Mode {
     /// The slowness of this processor: its time divided by an ordinary processor's. An emulated
     /// processor is slow. 1 if it is less than twice as slow.
+    #[must_use]
     pub(super) fn slowness(&self) -> f64 {
         let times = self.memcpy_ns / ORDINARY_COPY_NS;
         if times < 2.0 { 1.0 } else { times.min(SLOWNESS_MAX) }

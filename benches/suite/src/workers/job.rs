@@ -98,6 +98,7 @@ pub struct WorkerArgs {
 }
 
 /// Runs one process of a measurement. Prints its results to standard output.
+#[must_use]
 pub fn run_worker(args: &WorkerArgs) -> ExitCode {
     exit_with_parent();
     let result = serde_json::from_str::<Job>(&args.job)

@@ -112,11 +112,13 @@ pub(crate) enum Target {
 
 impl Measure {
     /// Its name in JSON.
+    #[must_use]
     pub fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
     /// The unit of its values.
+    #[must_use]
     pub const fn unit(self) -> &'static str {
         match self {
             Self::WriteBw

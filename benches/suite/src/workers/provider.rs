@@ -60,6 +60,7 @@ impl Provider {
     }
 
     /// Its name on the command line.
+    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Hw => "hw",

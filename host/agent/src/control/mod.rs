@@ -36,6 +36,7 @@ pub const MTU: RangeInclusive<u32> = 1280..=65_535;
 pub const DEFAULT: &str = "/run/rocinante-agent/control.sock";
 
 /// The path of the socket, of an agent with this state.
+#[must_use]
 pub fn path(state: &Path) -> PathBuf {
     state.with_file_name(SOCKET)
 }

@@ -239,6 +239,7 @@ impl Shaper {
     }
 
     /// The number of the host's end in the name of an ifb of ours.
+    #[must_use]
     pub fn end_of(name: &str, kind: &str) -> Option<u32> {
         name.strip_prefix(IFB_NAME).filter(|_| kind == IFB)?.parse().ok()
     }

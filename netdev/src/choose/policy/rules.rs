@@ -39,6 +39,7 @@ pub(crate) enum AuditVerdict {
 
 impl Audit {
     /// The rules that the given backend would bypass. A UDP socket bypasses none.
+    #[must_use]
     pub(crate) fn verdict(&self, backend: Backend) -> AuditVerdict {
         if matches!(backend, Backend::Udp | Backend::Sim) {
             return AuditVerdict::Clear;

@@ -56,6 +56,7 @@ impl Devices {
     }
 
     /// The directory.
+    #[must_use]
     pub fn root(&self) -> Option<&Path> {
         self.root.as_deref()
     }

@@ -292,6 +292,7 @@ unsafe impl Sync for Kept {}
 
 impl Kept {
     /// Bytes of kernel memory of the ring.
+    #[must_use]
     pub fn ring_bytes(&self) -> usize {
         self.ring_bytes
     }

@@ -27,6 +27,7 @@ pub struct Reading {
 
 /// Reads a page without its queue pairs. `None` if nothing is published, a part is being written
 /// all the time, or the version is another.
+#[must_use]
 pub fn read(page: &File) -> Option<Reading> {
     let head = read_head(page)?;
     let mut reading = Reading { head, objects: Default::default(), counters: Default::default() };
@@ -42,6 +43,7 @@ pub fn read(page: &File) -> Option<Reading> {
 }
 
 /// The queue pairs of a page; of a shard whose part is being written all the time, none.
+#[must_use]
 pub fn queue_pairs(page: &File) -> Vec<QueuePair> {
     let Some(head) = read_head(page) else { return Vec::new() };
     let rows = |shard| {

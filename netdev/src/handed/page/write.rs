@@ -94,6 +94,7 @@ fn put(words: &[AtomicU64], text: &str) {
 
 impl Section<'_> {
     /// The number of queue pairs that there is room for.
+    #[must_use]
     pub fn rows(&self) -> usize {
         self.rows.len() / (ROW_BYTES / 8)
     }

@@ -168,6 +168,7 @@ impl Device {
 
     /// The first address of a family. Link-local addresses are left out: another machine needs a
     /// link to use them.
+    #[must_use]
     pub fn address(&self, ipv6: bool) -> Option<IpAddr> {
         let usable = |address: &IpAddr| match address {
             IpAddr::V4(_) => !ipv6,

@@ -89,6 +89,7 @@ const MISSED_MAX: u32 = 3;
 
 /// Runs the cells that `args` selects and writes the report. It fails if a cell fails, or if no
 /// cell could run.
+#[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let cells = cells::all();
     if args.list {

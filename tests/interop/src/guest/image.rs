@@ -95,11 +95,13 @@ impl Image {
     }
 
     /// The kernel, an ELF file.
+    #[must_use]
     pub fn kernel(&self) -> PathBuf {
         self.dir.join("vmlinux")
     }
 
     /// The initial root file system.
+    #[must_use]
     pub fn initrd(&self) -> PathBuf {
         self.dir.join("initrd.cpio")
     }

@@ -204,31 +204,37 @@ impl Guest {
     }
 
     /// Release of its kernel.
+    #[must_use]
     pub fn kernel(&self) -> &str {
         &self.kernel
     }
 
     /// The accelerator that executes its instructions.
+    #[must_use]
     pub fn accelerator(&self) -> Accelerator {
         self.accelerator
     }
 
     /// Its interfaces, and their other ends.
+    #[must_use]
     pub fn network(&self) -> &Network {
         &self.network
     }
 
     /// The process id of the virtual machine.
+    #[must_use]
     pub fn id(&self) -> u32 {
         self.machine.id()
     }
 
     /// The last output of its kernel.
+    #[must_use]
     pub fn console(&self) -> String {
         console_tail(&self.console)
     }
 
     /// The kernel's output from its breakdown on, or its last lines.
+    #[must_use]
     pub fn last_words(&self) -> String {
         last_words(&String::from_utf8_lossy(&lock(&self.console)))
     }
@@ -297,6 +303,7 @@ impl Job {
     }
 
     /// The outcome, if the command has ended.
+    #[must_use]
     pub fn try_wait(&self) -> Option<Outcome> {
         self.ended.try_recv().ok()
     }

@@ -99,6 +99,7 @@ impl Network {
     }
 
     /// The container with Rocinante at the other end of `link`. Panics if the guest is not up yet.
+    #[must_use]
     pub fn container<'a>(&'a self, lab: &'a Lab, link: Link) -> &'a Container {
         match link {
             Link::Veth => lab.container(0),
@@ -107,17 +108,20 @@ impl Network {
     }
 
     /// The guest's address on `link`.
+    #[must_use]
     pub fn address(&self, link: Link, ipv6: bool) -> IpAddr {
         let port = self.port(link);
         if ipv6 { port.ipv6.into() } else { port.ipv4.into() }
     }
 
     /// The guest's RDMA device on `link`.
+    #[must_use]
     pub fn device(&self, link: Link) -> &'static str {
         self.port(link).rxe
     }
 
     /// The name of the guest's end in the lab's host, for rules.
+    #[must_use]
     pub fn tap(&self) -> &str {
         &self.bridged.tap
     }

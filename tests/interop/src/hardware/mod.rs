@@ -60,6 +60,7 @@ pub enum HardwareCell {
 }
 
 /// All cells, or those of the committed subset.
+#[must_use]
 pub fn all(whole: bool) -> Vec<HardwareCell> {
     let mut cells: Vec<HardwareCell> =
         CHECKS.iter().map(|check| HardwareCell::Check(check.name)).collect();

@@ -60,6 +60,7 @@ pub const MTUS: [u32; 5] = [256, 512, 1024, 2048, 4096];
 const BACKENDS: [Backend; 3] = [Backend::Udp, Backend::Packet, Backend::Xdp];
 
 /// All cells, in an order in which neighbours share the most.
+#[must_use]
 pub fn all() -> Vec<Cell> {
     let mut cells = Vec::new();
     for link in [Link::Veth, Link::Tap] {
@@ -80,11 +81,13 @@ pub fn all() -> Vec<Cell> {
 
 impl Cell {
     /// Its name: `write_sizes::ours::packet::veth::v4::1024`.
+    #[must_use]
     pub fn name(&self) -> String {
         format!("{}::{}", self.scenario.name, self.setting)
     }
 
     /// Its properties; the subset covers all pairs of them.
+    #[must_use]
     pub fn properties(&self) -> [String; 6] {
         let name = self.name();
         let mut parts = name.split("::").map(str::to_owned);

@@ -88,6 +88,7 @@ pub struct CmCell {
 impl CmCell {
     /// Its name: `cm_rping::ours::packet::veth::v4::4096`, or, of a program on `rocinante run`,
     /// `cm_ucmatose_run::ours::packet::veth::v4::4096`.
+    #[must_use]
     pub fn name(&self) -> String {
         let name = match self.what {
             What::Rping => "rping".to_owned(),
@@ -113,6 +114,7 @@ impl What {
 
 /// Each program with either side as the client, on each backend, with IPv4 and IPv6; and ports
 /// without a listener or a service. Links take turns.
+#[must_use]
 pub fn all() -> Vec<CmCell> {
     let mut cells = Vec::new();
     let programs = CM_PROGRAMS.iter().map(What::Program);
@@ -136,6 +138,7 @@ pub fn all() -> Vec<CmCell> {
 }
 
 /// The part for each test run: of six settings in a row, two.
+#[must_use]
 pub fn subset() -> Vec<CmCell> {
     let cells = all().into_iter().enumerate();
     cells.filter(|(index, _)| (index % 6) % 3 == (index / 6) % 3).map(|(_, cell)| cell).collect()

@@ -34,11 +34,13 @@ pub struct Node {
 }
 
 /// `len` bytes of region 0 from `offset`.
+#[must_use]
 pub(super) fn at(offset: usize, len: usize) -> Range {
     Range { region: 0, offset, len }
 }
 
 /// A signaled request.
+#[must_use]
 pub(super) fn signaled(wr_id: u64, op: Op, ranges: &[Range]) -> Send {
     let ranges = ranges.to_vec();
     Send { wr_id, op, ranges, inline: false, signaled: true, solicited: false, fence: false }
@@ -67,16 +69,19 @@ impl Node {
     }
 
     /// The side's name.
+    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Properties of its device.
+    #[must_use]
     pub fn about(&self) -> &About {
         &self.about
     }
 
     /// The kind of its device, as far as it matters for what to expect.
+    #[must_use]
     pub fn kind(&self) -> Kind {
         self.about.kind
     }
@@ -89,6 +94,7 @@ impl Node {
     }
 
     /// All rights that the device can grant.
+    #[must_use]
     pub fn full(&self) -> u32 {
         let flush = if self.about.flush { FLUSH_GLOBAL } else { 0 };
         let atomic = if self.about.atomics { ALL } else { ALL & !REMOTE_ATOMIC };
@@ -108,11 +114,13 @@ impl Node {
     }
 
     /// Its address.
+    #[must_use]
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
     /// The number of its queue pair 0.
+    #[must_use]
     pub fn qpn(&self) -> u32 {
         self.qpn_of(0)
     }
@@ -149,11 +157,13 @@ impl Node {
     }
 
     /// The number of a queue pair; 0 if there is none.
+    #[must_use]
     pub fn qpn_of(&self, qp: usize) -> u32 {
         self.qpns.get(qp).copied().unwrap_or(0)
     }
 
     /// The data with which a peer connects to a queue pair with the starting PSN `psn`.
+    #[must_use]
     pub fn endpoint(&self, qp: usize, psn: u32) -> Peer {
         Peer { address: self.address, qpn: self.qpn_of(qp), psn }
     }
@@ -209,17 +219,20 @@ impl Node {
     }
 
     /// Address of a byte of region 0, and its key.
+    #[must_use]
     pub fn remote(&self, offset: usize) -> (u64, u32) {
         (self.buffer.address + offset as u64, self.buffer.rkey)
     }
 
     /// WRITE to a byte of this side's region 0.
+    #[must_use]
     pub fn write_to(&self, offset: usize, imm: Option<u32>) -> Op {
         let (remote, rkey) = self.remote(offset);
         Op::Write { remote, rkey, imm }
     }
 
     /// READ from a byte of this side's region 0.
+    #[must_use]
     pub fn read_from(&self, offset: usize) -> Op {
         let (remote, rkey) = self.remote(offset);
         Op::Read { remote, rkey }
@@ -349,6 +362,7 @@ impl Node {
 }
 
 /// The opcode in the completion of a request.
+#[must_use]
 pub(super) fn opcode_of(op: Op) -> Opcode {
     match op {
         Op::Send { .. } | Op::SendTo { .. } | Op::SendInv { .. } => Opcode::Send,

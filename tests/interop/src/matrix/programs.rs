@@ -148,6 +148,7 @@ pub struct ProgramCell {
 
 impl ProgramCell {
     /// Its name: `ib_write_bw_run::ours::packet::veth::v4::1024`.
+    #[must_use]
     pub fn name(&self) -> String {
         format!("{}_run::{}", self.program.name, self.setting)
     }

@@ -109,6 +109,7 @@ impl Scenario {
     }
 
     /// The plan of its connection.
+    #[must_use]
     pub fn plan(&self, mtu: u32) -> Plan {
         let mut plan = Plan::usual(mtu);
         (self.plan)(&mut plan);
@@ -363,11 +364,13 @@ impl<'a> Session<'a> {
     }
 
     /// The path MTU.
+    #[must_use]
     pub fn mtu(&self) -> usize {
         self.plan.how.mtu as usize
     }
 
     /// Lengths around multiples of the path MTU.
+    #[must_use]
     pub fn sizes(&self) -> [usize; 7] {
         let mtu = self.mtu();
         [1, 3, mtu - 1, mtu, mtu + 1, 2 * mtu, 3 * mtu + 7]
@@ -429,6 +432,7 @@ impl<'a> Session<'a> {
     }
 
     /// The recorded departures.
+    #[must_use]
     pub fn noticed(&self) -> &[String] {
         &self.noticed
     }

@@ -40,6 +40,7 @@ pub struct ScriptCell(&'static Script);
 
 impl ScriptCell {
     /// Its name: `script::ghost_ack::rxe`.
+    #[must_use]
     pub fn name(&self) -> String {
         format!("script::{}::rxe", self.0.name)
     }

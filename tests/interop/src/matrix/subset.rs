@@ -21,6 +21,7 @@ pub fn committed() -> Result<Vec<Cell>, String> {
 }
 
 /// Pairs of properties that occur in the whole matrix and not in `cells`.
+#[must_use]
 pub fn missing(cells: &[Cell]) -> Vec<String> {
     let covered: BTreeSet<Pair> = cells.iter().flat_map(pairs).collect();
     let wanted: BTreeSet<Pair> = all().iter().flat_map(pairs).collect();
@@ -29,6 +30,7 @@ pub fn missing(cells: &[Cell]) -> Vec<String> {
 
 /// A subset in which each pair of properties occurs. It always takes the cell with the most new
 /// pairs next; of several, the one with the least used pairs.
+#[must_use]
 pub fn cover() -> Vec<Cell> {
     let mut left: Vec<(Cell, Vec<Pair>)> =
         all().into_iter().map(|cell| (cell, pairs(&cell))).collect();

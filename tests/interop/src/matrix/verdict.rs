@@ -17,6 +17,7 @@ pub enum Verdict {
 const MARK: &str = "cannot be run: ";
 
 /// The error of a step that a side cannot do, without being at fault.
+#[must_use]
 pub fn cannot(why: impl std::fmt::Display) -> String {
     format!("{MARK}{why}")
 }

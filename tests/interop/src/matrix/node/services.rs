@@ -8,6 +8,7 @@ pub(in crate::matrix) const GRH: usize = 40;
 
 impl Node {
     /// SEND of a datagram along an address handle of this side to queue pair 0 of `peer`.
+    #[must_use]
     pub fn send_to(&self, handle: usize, peer: &Self, qkey: u32, imm: Option<u32>) -> Op {
         Op::SendTo { handle, qpn: peer.qpn(), qkey, imm }
     }
