@@ -89,6 +89,8 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
+        // It would write its counters there.
+        drop(self.child.take());
         let _ = fs::remove_dir_all(&self.dir);
     }
 }
