@@ -155,6 +155,12 @@ impl Pages {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether a device is open.
+    pub(crate) fn has_open(&self) -> bool {
+        let inner = self.lock();
+        inner.containers.values().any(|it| it.devices.values().any(|it| it.page.is_some()))
+    }
+
     /// Takes up a page of a container that was handed to a device with this key, and gives it a
     /// seat if it wants one. `None` if there are too many.
     fn begin(

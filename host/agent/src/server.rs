@@ -19,6 +19,7 @@ use sd_notify::NotifyState;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::Notify;
 
 use crate::asker::{Asker, Namespace, Own};
 use crate::caller::Caller;
@@ -76,6 +77,8 @@ struct Agent {
     file: Option<PathBuf>,
     clients: Clients,
     since: Instant,
+    /// A device or a configuration has come, so that programs may hold more than they may.
+    may_exceed: Notify,
 }
 
 /// The sockets that programs connect to.
@@ -164,6 +167,7 @@ fn start(config: &Config, file: Option<&Path>) -> Result<(), AgentError> {
         file,
         clients: Clients::default(),
         since: Instant::now(),
+        may_exceed: Notify::new(),
     });
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -220,7 +224,10 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
         accept_all(pages, &paged.closers, |connection| {
             let agent = Arc::clone(&paged);
             let worker = Arc::clone(&agent);
-            let limit = move || worker.containers.limit_pages();
+            let limit = move || {
+                worker.containers.limit_pages();
+                worker.may_exceed.notify_one();
+            };
             async move { agent.pages.serve(&agent.own, &agent.ends, connection, limit).await }
         })
         .await;
@@ -253,15 +260,16 @@ async fn sums(agent: Arc<Agent>) {
     }
 }
 
-/// Looks whether programs hold more than they may.
+/// Looks whether programs hold more than they may, as long as they may.
 async fn holds(agent: Arc<Agent>) {
     loop {
+        while !agent.containers.may_exceed() {
+            agent.may_exceed.notified().await;
+        }
         tokio::time::sleep(HOLDS_PAUSE).await;
         let agent = Arc::clone(&agent);
-        if agent.containers.has_limits() {
-            let judge = move || agent.containers.judge(Instant::now());
-            let _ = tokio::task::spawn_blocking(judge).await;
-        }
+        let judge = move || agent.containers.judge(Instant::now());
+        let _ = tokio::task::spawn_blocking(judge).await;
     }
 }
 
@@ -285,7 +293,11 @@ async fn reloads(agent: Arc<Agent>, mut hangup: Signal) {
             let _ = sd_notify::notify(&[NotifyState::Reloading, now]);
         }
         let agent = Arc::clone(&agent);
-        let _ = tokio::task::spawn_blocking(move || agent.reload()).await;
+        let reload = move || {
+            agent.reload();
+            agent.may_exceed.notify_one();
+        };
+        let _ = tokio::task::spawn_blocking(reload).await;
         let _ = sd_notify::notify(&[NotifyState::Ready]);
     }
 }

@@ -72,10 +72,12 @@ impl Containers {
         self.classify(&self.lock());
     }
 
-    /// Whether there is something to [judge](Self::judge): without a limit nothing is more.
-    pub(crate) fn has_limits(&self) -> bool {
+    /// Whether there is something to [judge](Self::judge): a limit and a device, or a container that
+    /// was cut off.
+    pub(crate) fn may_exceed(&self) -> bool {
         let is_limited = |class: &Class| !class.rdma_max.is_none();
-        self.config().classes.iter().any(is_limited) || !self.lock().cut_off.is_empty()
+        let has_limits = self.config().classes.iter().any(is_limited);
+        has_limits && self.pages.has_open() || !self.lock().cut_off.is_empty()
     }
 
     /// Writes to the log which containers hold more than they may, cuts them off if their class

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rocinante_netdev::handed::page::{Amounts, Ledger, PAGES_MAX, RESOURCES, Usage};
 
-use super::{Container, Pages};
+use super::{Container, Inner, Pages};
 use crate::journal::{MINUTE, Seldom};
 use crate::quota::{RdmaMax, Uses};
 
@@ -148,12 +148,22 @@ impl Container {
     }
 }
 
+impl Inner {
+    /// Reads what the programs of all containers hold.
+    fn count(&mut self) {
+        for container in self.containers.values_mut() {
+            self.changed |= container.count();
+        }
+    }
+}
+
 impl Pages {
     /// Puts limits in force: `of` has those of a container by its network namespace and the name of
     /// its end on the host.
     pub(crate) fn limit(&self, of: impl Fn(u64, &str) -> RdmaMax) {
-        for container in self.lock().containers.values_mut() {
-            container.count();
+        let mut inner = self.lock();
+        inner.count();
+        for container in inner.containers.values_mut() {
             container.quota.limit(of(container.namespace, &container.name));
         }
     }
@@ -161,14 +171,9 @@ impl Pages {
     /// The limits of each container and what its programs hold, by its network namespace.
     pub(crate) fn uses(&self) -> BTreeMap<u64, Uses> {
         let mut inner = self.lock();
-        let mut changed = false;
-        let mut uses = BTreeMap::new();
-        for container in inner.containers.values_mut() {
-            changed |= container.count();
-            let quota = &container.quota;
-            uses.insert(container.namespace, quota.max.uses(&quota.usage));
-        }
-        inner.changed |= changed;
+        inner.count();
+        let held = |it: &Container| (it.namespace, it.quota.max.uses(&it.quota.usage));
+        let uses = inner.containers.values().map(held).collect();
         drop(inner);
         self.write();
         uses
@@ -178,9 +183,9 @@ impl Pages {
     pub(crate) fn exceeding(&self, now: Instant) -> BTreeMap<u64, Exceeding> {
         self.read(None);
         let mut inner = self.lock();
+        inner.count();
         let mut all = BTreeMap::new();
         for container in inner.containers.values_mut() {
-            container.count();
             let quota = &mut container.quota;
             let resources = quota.exceeded(now);
             if resources.is_empty() {
