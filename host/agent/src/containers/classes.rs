@@ -72,8 +72,8 @@ impl Containers {
         self.classify(&self.lock());
     }
 
-    /// Whether there is something to [judge](Self::judge): a limit and a device, or a container that
-    /// was cut off.
+    /// Whether there is something to [judge](Self::judge): a limit and a device, or a container
+    /// that was cut off.
     pub(crate) fn may_exceed(&self) -> bool {
         let is_limited = |class: &Class| !class.rdma_max.is_none();
         let has_limits = self.config().classes.iter().any(is_limited);
