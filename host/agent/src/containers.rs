@@ -147,8 +147,8 @@ struct Inner {
     /// The resources of ports that are being made, by the index of the host's end.
     reserved: BTreeMap<u32, Taken>,
     next_port: u64,
-    /// The network namespaces that are cut off.
-    cut_off: BTreeSet<u64>,
+    /// The network namespaces that are cut off, and since when.
+    cut_off: BTreeMap<u64, Instant>,
     journal: Arc<Journal>,
 }
 
@@ -184,7 +184,7 @@ impl Containers {
             containers: BTreeMap::new(),
             reserved: BTreeMap::new(),
             next_port: 0,
-            cut_off: BTreeSet::new(),
+            cut_off: BTreeMap::new(),
             journal: Arc::clone(journal),
         };
         Ok(Self {
@@ -222,7 +222,7 @@ impl Containers {
             return Err(Refused::new(Code::Forbidden, reason, hint));
         }
         let mut inner = self.lock();
-        if inner.cut_off.contains(&namespace.inode()) {
+        if inner.cut_off.contains_key(&namespace.inode()) {
             let reason = "your container's programs hold more than its rdma_max";
             return Err(Refused::new(Code::Forbidden, reason, "close some devices"));
         }
@@ -431,7 +431,7 @@ impl Inner {
             // permitted before stay, and no others.
             return true;
         };
-        let allowed = match self.cut_off.contains(&container.namespace) {
+        let allowed = match self.cut_off.contains_key(&container.namespace) {
             true => &Sources { mac: sources.mac, ..Sources::default() },
             false => &sources,
         };

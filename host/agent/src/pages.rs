@@ -16,9 +16,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use rocinante_netdev::handed::page::{self, COUNTERS, OBJECTS, PAGES_MAX, QueuePair};
+use tokio::sync::Notify;
 
 use self::file::Kept;
-pub(crate) use self::quota::Exceeding;
+pub(crate) use self::quota::{Exceeding, LimitOf};
 use self::quota::{Place, Quota};
 use crate::ends::End;
 use crate::journal::Seldom;
@@ -42,6 +43,8 @@ pub(crate) struct Pages {
     limits: Arc<Limits>,
     inner: Mutex<Inner>,
     unwritten: Mutex<Seldom>,
+    /// A device or a limit has come, so that programs may hold more than they may.
+    pub(crate) may_exceed: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -51,6 +54,7 @@ struct Inner {
     next: u64,
     /// Whether the file has other values.
     changed: bool,
+    limit_of: LimitOf,
 }
 
 #[derive(Debug, Default)]
@@ -136,8 +140,9 @@ impl Pages {
         Ok(Self {
             file,
             limits: Arc::new(Limits::new(per_second)),
-            inner: Mutex::new(Inner { containers, next, changed: false }),
+            inner: Mutex::new(Inner { containers, next, ..Inner::default() }),
             unwritten: Mutex::default(),
+            may_exceed: Notify::new(),
         })
     }
 
@@ -170,15 +175,18 @@ impl Pages {
         page: File,
     ) -> Option<(PageId, Option<Place>)> {
         let mut inner = self.lock();
+        let Inner { containers, next, limit_of, .. } = &mut *inner;
         let open = |it: &Container| it.devices.values().filter(|it| it.page.is_some()).count();
-        let all: usize = inner.containers.values().map(open).sum();
-        let number = inner.next;
-        let container = inner.containers.entry(host_end).or_default();
+        let all: usize = containers.values().map(open).sum();
+        let number = *next;
+        let container = containers.entry(host_end).or_default();
         name.clone_into(&mut container.name);
         container.namespace = namespace;
         if all >= ALL_PAGES_MAX || open(container) >= PAGES_MAX {
             return None;
         }
+        container.limit(limit_of);
+        self.may_exceed.notify_one();
         let seat = if wants_seat { container.seat() } else { None };
         let slot = seat.as_ref().map(|(_, slot)| *slot);
         let page = Some(Arc::new(page));
@@ -197,13 +205,13 @@ impl Pages {
             let Some(number) = lost.map(|(number, _)| *number) else { break };
             container.bury(number);
         }
-        inner.next += 1;
+        *next += 1;
         Some((PageId { host_end, number }, seat))
     }
 
     /// The device of a page has gone: what it has published last stays.
     fn end(&self, id: PageId) {
-        self.read(Some(id.host_end));
+        self.read(|host_end, _| host_end == id.host_end);
         let mut inner = self.lock();
         if let Some(container) = inner.containers.get_mut(&id.host_end) {
             container.bury(id.number);
@@ -211,19 +219,17 @@ impl Pages {
         }
     }
 
-    /// Reads all pages, or those of one container.
-    fn read(&self, of: Option<u32>) {
+    /// Reads the pages of these containers and devices.
+    fn read(&self, of: impl Fn(u32, &Device) -> bool) {
         let inner = self.lock();
-        let containers = inner.containers.iter();
-        let wanted = containers.filter(|(host_end, _)| of.is_none_or(|of| of == **host_end));
-        let pages: Vec<(PageId, Arc<File>)> = wanted
-            .flat_map(|(&host_end, it)| {
-                let page = move |(&number, it): (&u64, &Device)| {
-                    Some((PageId { host_end, number }, it.page.clone()?))
-                };
-                it.devices.iter().filter_map(page)
-            })
-            .collect();
+        let mut pages: Vec<(PageId, Arc<File>)> = Vec::new();
+        for (&host_end, container) in &inner.containers {
+            let wanted = container.devices.iter().filter(|(_, it)| of(host_end, it));
+            let page = |(&number, it): (&u64, &Device)| {
+                Some((PageId { host_end, number }, it.page.clone()?))
+            };
+            pages.extend(wanted.filter_map(page));
+        }
         // A container may keep its pages busy.
         drop(inner);
         for (id, page) in pages {
@@ -236,7 +242,7 @@ impl Pages {
 
     /// The last values, before the agent ends.
     pub(crate) fn last(&self) {
-        self.read(None);
+        self.read(|_, _| true);
         self.write();
     }
 
@@ -247,7 +253,7 @@ impl Pages {
         ends: Option<&BTreeMap<u32, End>>,
         with_queue_pairs: Option<&str>,
     ) -> Vec<Sums> {
-        self.read(None);
+        self.read(|_, _| true);
         let mut inner = self.lock();
         let before = inner.containers.len();
         let is_open = |it: &Container| it.devices.values().any(|it| it.page.is_some());

@@ -19,7 +19,6 @@ use sd_notify::NotifyState;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::Notify;
 
 use crate::asker::{Asker, Namespace, Own};
 use crate::caller::Caller;
@@ -77,8 +76,6 @@ struct Agent {
     file: Option<PathBuf>,
     clients: Clients,
     since: Instant,
-    /// A device or a configuration has come, so that programs may hold more than they may.
-    may_exceed: Notify,
 }
 
 /// The sockets that programs connect to.
@@ -167,13 +164,12 @@ fn start(config: &Config, file: Option<&Path>) -> Result<(), AgentError> {
         file,
         clients: Clients::default(),
         since: Instant::now(),
-        may_exceed: Notify::new(),
     });
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         // And one each for the kernel's announcements, the sums of the log, a command, the
-        // configuration, a scrape, the begin and the end of a page, and what programs hold.
-        .max_blocking_threads(WORKED_MAX + SEARCHES_MAX + 8)
+        // configuration, a scrape, the end of a page, and what programs hold.
+        .max_blocking_threads(WORKED_MAX + SEARCHES_MAX + 7)
         .thread_keep_alive(WORKER_IDLE)
         .build()
         .map_err(|e| AgentError::os("cannot start", &e, ""))?;
@@ -223,12 +219,7 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
     tokio::spawn(async move {
         accept_all(pages, &paged.closers, |connection| {
             let agent = Arc::clone(&paged);
-            let worker = Arc::clone(&agent);
-            let limit = move || {
-                worker.containers.limit_pages();
-                worker.may_exceed.notify_one();
-            };
-            async move { agent.pages.serve(&agent.own, &agent.ends, connection, limit).await }
+            async move { agent.pages.serve(&agent.own, &agent.ends, connection).await }
         })
         .await;
     });
@@ -264,7 +255,7 @@ async fn sums(agent: Arc<Agent>) {
 async fn holds(agent: Arc<Agent>) {
     loop {
         while !agent.containers.may_exceed() {
-            agent.may_exceed.notified().await;
+            agent.pages.may_exceed.notified().await;
         }
         tokio::time::sleep(HOLDS_PAUSE).await;
         let agent = Arc::clone(&agent);
@@ -293,11 +284,7 @@ async fn reloads(agent: Arc<Agent>, mut hangup: Signal) {
             let _ = sd_notify::notify(&[NotifyState::Reloading, now]);
         }
         let agent = Arc::clone(&agent);
-        let reload = move || {
-            agent.reload();
-            agent.may_exceed.notify_one();
-        };
-        let _ = tokio::task::spawn_blocking(reload).await;
+        let _ = tokio::task::spawn_blocking(move || agent.reload()).await;
         let _ = sd_notify::notify(&[NotifyState::Ready]);
     }
 }

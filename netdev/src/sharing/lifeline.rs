@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::net::{SendFlags, SocketAddrUnix, SocketFlags, connect, send};
 use rustix::process::geteuid;
 use rustix::time::Timespec;
@@ -121,11 +122,16 @@ impl AgentLink {
     }
 
     fn wait(&mut self, limit: Duration) {
-        let limit = Timespec::try_from(limit).unwrap_or_default();
         let Ok(connection) = &self.connection else { return };
-        let mut all = [PollFd::new(connection, PollFlags::IN)];
-        // An interrupted wait ends early.
-        let is_readable = poll(&mut all, Some(&limit)).is_ok_and(|count| count > 0);
+        let end = Instant::now() + limit;
+        let is_readable = loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).unwrap_or_default();
+            match poll(&mut [PollFd::new(connection, PollFlags::IN)], Some(&left)) {
+                Err(Errno::INTR) => {}
+                other => break other.is_ok_and(|count| count > 0),
+            }
+        };
         self.attend(is_readable);
     }
 

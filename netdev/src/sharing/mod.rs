@@ -38,7 +38,7 @@ mod socket_table;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::address::{Shared, failed};
@@ -91,12 +91,19 @@ pub struct Slots {
 }
 
 /// The limits of this process's container, before it has a device. It waits as [`Slots::lease`]
-/// does.
+/// does, and asks once in a second.
 #[must_use]
 pub fn container_limits() -> Amounts {
+    static LAST: Mutex<Option<(Instant, Amounts)>> = Mutex::new(None);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, limits)) = last.filter(|(at, _)| at.elapsed() < Duration::from_secs(1)) {
+        return limits;
+    }
     let place = Arc::<PagePlace>::default();
     drop(AgentLink::for_page(&place));
-    place.account.limits()
+    let limits = place.account.limits();
+    *last = Some((Instant::now(), limits));
+    limits
 }
 
 /// The end of a datagram for a neighbour.
@@ -128,6 +135,9 @@ impl Slots {
         config: &PortConfig,
         Shards { count, selector, .. }: Shards,
     ) -> Result<Self, OpenError> {
+        // First, since neighbours wait for one that has joined.
+        let page = Arc::<PagePlace>::default();
+        let publishes = AgentLink::for_page(&page);
         // Every process joins in this order, and takes several locks in it.
         let mut sorted = addresses.to_vec();
         sorted.sort_unstable();
@@ -140,8 +150,7 @@ impl Slots {
         let follows = first > 0 && shared.iter().any(Shared::is_leader);
         let registration = Registration::of(&shared, first, count);
         let guardian = lifeline::register_with_guardian(&registration);
-        let page = Arc::<PagePlace>::default();
-        let agents = AgentLink::new(registration).into_iter().chain(AgentLink::for_page(&page));
+        let agents = AgentLink::new(registration).into_iter().chain(publishes);
         let host = Host::start(objects.zip(leaderships).collect(), follows, agents.collect())
             .map_err(|e| failed("start a thread", e, ""))?;
         Ok(Self { first, count, neighbours, shared, host, page, _guardian: guardian })

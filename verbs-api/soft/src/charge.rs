@@ -52,7 +52,7 @@ impl Charge {
         Self::new(&self.hca, [0, 0, (bytes as u64).saturating_sub(self.amounts[2])])
     }
 
-    /// The region has another length. What it has less is given back.
+    /// The region has another length. The bytes that it has less are given back.
     pub(super) fn resized(&mut self, room: Self, bytes: usize) {
         self.amounts[2] = self.amounts[2].saturating_add(room.keep()[2]);
         let less = self.amounts[2].saturating_sub(bytes as u64);

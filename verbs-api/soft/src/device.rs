@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use rocinante_netdev::handed::page::Exceeded;
 use rocinante_netdev::{self as netdev, AnyPort, Backend, Capabilities, Port, Slots};
 use rocinante_stack::mem::PdId;
 use rocinante_stack::types::{Mtu, Qpn, QueueKind};
@@ -25,6 +24,7 @@ use crate::model::error::VerbsError;
 use crate::model::event::AsyncEvent;
 use crate::model::qp::{PeerPath, QpInfo};
 use crate::model::resources::Resources;
+use crate::provider::sync::Mutex;
 use crate::provider::wakers::Wakers;
 
 pub(super) fn counted(shard: &Shard) -> DeviceCounters {
@@ -460,7 +460,7 @@ fn queue_kind(capabilities: &Capabilities) -> QueueKind {
 pub struct Pd {
     pub(super) device: Arc<Device>,
     pub id: PdId,
-    charge: Result<Charge, Exceeded>,
+    charge: Mutex<Option<Charge>>,
 }
 
 impl Pd {
@@ -473,15 +473,20 @@ impl Pd {
                 break id;
             }
         };
-        Self { device: device.clone(), id, charge: Charge::object(device.hca()) }
+        let charge = Mutex::new(Charge::object(device.hca()).ok());
+        Self { device: device.clone(), id, charge }
     }
 
-    /// Whether objects may be made in it.
+    /// Whether objects may be made in it. One that came when there was no room may find some now.
     ///
     /// # Errors
-    /// The container had as many objects as it may before this one.
+    /// The container has as many objects as it may without this one.
     pub fn admitted(&self) -> Result<(), VerbsError> {
-        self.charge.as_ref().map(drop).map_err(|exceeded| (*exceeded).into())
+        let mut charge = self.charge.lock();
+        if charge.is_none() {
+            *charge = Some(Charge::object(self.device.hca())?);
+        }
+        Ok(())
     }
 
     pub fn device(&self) -> &Arc<Device> {

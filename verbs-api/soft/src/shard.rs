@@ -23,6 +23,7 @@ use super::io::Io;
 use super::publish::Turns;
 use super::router::Router;
 use crate::model::event::AsyncEvent;
+use crate::provider::memory::faults;
 use crate::provider::trace;
 use crate::tuning::overload::{self, OVERLOADED_FROM, OVERLOADED_UNTIL};
 use crate::tuning::shard::{HELD_UP, OVERDUE_MAX, ROUNDS, RX_BURST, TX_BURST};
@@ -118,6 +119,7 @@ impl Shard {
     /// to change.
     pub(super) fn send_waiting(&mut self) {
         let now = self.now();
+        faults::take_signals(now);
         self.transmit(now);
     }
 
@@ -139,6 +141,7 @@ impl Shard {
         let mut any = false;
         let mut now = self.now();
         self.drivers.drive(now, hold);
+        faults::take_signals(now);
         let mut drained = true;
         for round in 0..ROUNDS {
             if round > 0 {
@@ -203,8 +206,8 @@ impl Shard {
             return false;
         }
         let mut now = now;
-        self.host.before_packets(now);
         loop {
+            self.host.before_packets(now);
             let waited = self.io.wants_write();
             let sent = self.engine.poll_transmit(now, TX_BURST, &mut self.host, &mut self.io);
             let progress = sent.packets > 0;

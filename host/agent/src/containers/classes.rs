@@ -1,7 +1,7 @@
 //! The classes of containers.
 
-use std::collections::{BTreeSet, HashMap};
-use std::time::Instant;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use super::{Container, Containers, Inner};
 use crate::class::{Class, Subject};
@@ -9,8 +9,8 @@ use crate::config::Config;
 use crate::control::ClassStatus;
 use crate::host::Sources;
 use crate::limits::Share;
-use crate::pages::Exceeding;
-use crate::quota::{RdmaExceeded, RdmaMax};
+use crate::pages::{Exceeding, LimitOf};
+use crate::quota::RdmaExceeded;
 use crate::state::Introduced;
 
 /// The facts that decide a class. The name of a control group is none: a user of the host may
@@ -30,6 +30,9 @@ pub(super) fn subject<'a>(
         rates: introduced.and_then(|it| it.rates).unwrap_or_default(),
     }
 }
+
+/// How long a container is cut off at least.
+const CUT_OFF_MIN: Duration = Duration::from_secs(15);
 
 impl Container {
     pub(super) fn class(&self, config: &Config) -> ClassStatus {
@@ -57,19 +60,13 @@ impl Containers {
             *max = max.least(bounds.rdma_max);
         }
         self.limits.set_others(others);
-        // One that has not asked for a port is known by its end alone.
-        let unknown = |name: &str| config.bounds(&subject(name, None, &Sources::default()));
-        self.pages.limit(|namespace, name| {
+        let limit_of = move |namespace, name: &str| {
             let known = held.get(&namespace).copied();
-            known.unwrap_or_else(|| {
-                unknown(name).map_or_else(|_| RdmaMax::default(), |it| it.rdma_max)
-            })
-        });
-    }
-
-    /// Tells all programs again what they may hold: one has come.
-    pub(crate) fn limit_pages(&self) {
-        self.classify(&self.lock());
+            // One that has not asked for a port is known by its end alone.
+            let unknown = || config.bounds(&subject(name, None, &Sources::default()));
+            known.or_else(|| Some(unknown().ok()?.rdma_max)).unwrap_or_default()
+        };
+        self.pages.limit(LimitOf::new(limit_of));
     }
 
     /// Whether there is something to [judge](Self::judge): a limit and a device, or a container
@@ -94,16 +91,23 @@ impl Containers {
             ClassStatus::Gone { .. } => false,
         };
         let wanted = inner.containers.values().filter(|it| exceeding.contains_key(&it.namespace));
-        let wanted: BTreeSet<u64> =
-            wanted.filter(|it| is_wanted(it)).map(|it| it.namespace).collect();
-        let before = std::mem::replace(&mut inner.cut_off, wanted.clone());
+        let wanted = wanted.filter(|it| is_wanted(it)).map(|it| it.namespace);
+        let before = inner.cut_off.clone();
+        // It stays for a while, so that the log has few lines of one that comes and goes.
+        let mut after = before.clone();
+        after.retain(|_, since| now.saturating_duration_since(*since) < CUT_OFF_MIN);
+        after.extend(wanted.map(|it| (it, before.get(&it).copied().unwrap_or(now))));
         let ends = inner.containers.iter();
-        let changed =
-            ends.filter(|(_, it)| before.contains(&it.namespace) != wanted.contains(&it.namespace));
-        let changed: Vec<u32> = changed.map(|(end, _)| *end).collect();
-        for end in changed {
+        let (was, is) = (
+            |it: &Container| before.contains_key(&it.namespace),
+            |it: &Container| after.contains_key(&it.namespace),
+        );
+        let changed: Vec<(u32, bool)> =
+            ends.filter(|(_, it)| was(it) != is(it)).map(|(end, it)| (*end, is(it))).collect();
+        inner.cut_off = after;
+        for (end, is_cut) in changed {
             let container = &inner.containers[&end];
-            match wanted.contains(&container.namespace) {
+            match is_cut {
                 true => tracing::warn!(container = container.label(), "is cut off"),
                 false => tracing::info!(container = container.label(), "is cut off no more"),
             }

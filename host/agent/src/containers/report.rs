@@ -54,7 +54,7 @@ impl Containers {
         let reports = wanted.map(|(end, container)| {
             let mut report = container.report(&config);
             report.requests = inner.journal.requests(Some(Share::Container(container.namespace)));
-            report.cut_off = inner.cut_off.contains(&container.namespace);
+            report.cut_off = inner.cut_off.contains_key(&container.namespace);
             (*end, report)
         });
         let mut reports: Vec<(u32, ContainerStatus)> = reports.collect();

@@ -1,6 +1,7 @@
 //! The limits that the programs of a container keep together: the agent's side of their ledger.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -52,6 +53,25 @@ pub(crate) struct Exceeding {
     pub(crate) is_news: bool,
 }
 
+/// The limits of a container, by its network namespace and the name of its end on the host.
+type Rule = Box<dyn Fn(u64, &str) -> RdmaMax + Send>;
+
+/// A rule, or none yet.
+#[derive(Default)]
+pub(crate) struct LimitOf(Option<Rule>);
+
+impl LimitOf {
+    pub(crate) fn new(of: impl Fn(u64, &str) -> RdmaMax + Send + 'static) -> Self {
+        Self(Some(Box::new(of)))
+    }
+}
+
+impl fmt::Debug for LimitOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LimitOf").finish_non_exhaustive()
+    }
+}
+
 impl Quota {
     /// That of a container of an earlier agent.
     pub(super) fn of_earlier(usage: Usage) -> Self {
@@ -89,9 +109,12 @@ impl Quota {
             self.max = max;
             self.tolerated = self.usage.current;
         }
-        // A program may have written there.
+        self.put_limits();
+    }
+
+    fn put_limits(&self) {
         if let Some(shared) = &self.ledger {
-            shared.ledger.limit(&max.0);
+            shared.ledger.limit(&self.max.0);
         }
     }
 
@@ -109,6 +132,11 @@ impl Quota {
 }
 
 impl Container {
+    pub(super) fn limit(&mut self, LimitOf(rule): &LimitOf) {
+        let max = rule.as_ref().map(|of| of(self.namespace, &self.name));
+        self.quota.limit(max.unwrap_or_default());
+    }
+
     /// The device of a slot has gone.
     pub(super) fn leave(&mut self, slot: usize) {
         self.count();
@@ -158,14 +186,15 @@ impl Inner {
 }
 
 impl Pages {
-    /// Puts limits in force: `of` has those of a container by its network namespace and the name of
-    /// its end on the host.
-    pub(crate) fn limit(&self, of: impl Fn(u64, &str) -> RdmaMax) {
+    /// Puts limits in force, for containers that come later, too.
+    pub(crate) fn limit(&self, of: LimitOf) {
         let mut inner = self.lock();
         inner.count();
-        for container in inner.containers.values_mut() {
-            container.quota.limit(of(container.namespace, &container.name));
-        }
+        inner.limit_of = of;
+        let Inner { containers, limit_of, .. } = &mut *inner;
+        containers.values_mut().for_each(|it| it.limit(limit_of));
+        drop(inner);
+        self.may_exceed.notify_one();
     }
 
     /// The limits of each container and what its programs hold, by its network namespace.
@@ -181,12 +210,15 @@ impl Pages {
 
     /// The containers that hold more than they may, by their network namespaces.
     pub(crate) fn exceeding(&self, now: Instant) -> BTreeMap<u64, Exceeding> {
-        self.read(None);
+        // Those with a slot charge there.
+        self.read(|_, device| device.slot.is_none());
         let mut inner = self.lock();
         inner.count();
         let mut all = BTreeMap::new();
         for container in inner.containers.values_mut() {
             let quota = &mut container.quota;
+            // A program may have written there.
+            quota.put_limits();
             let resources = quota.exceeded(now);
             if resources.is_empty() {
                 quota.exceeds = None;

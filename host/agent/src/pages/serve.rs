@@ -22,14 +22,12 @@ const WRITE_PAUSE: Duration = Duration::from_millis(100);
 
 impl Pages {
     /// Hands the program at the other end a page, and reads it until the program closes its device
-    /// or ends. It hangs up on a program that gets none. `limit` puts limits in force, those of a
-    /// container that has just come, too.
+    /// or ends. It hangs up on a program that gets none.
     pub(crate) async fn serve(
         self: &Arc<Self>,
         own: &Own,
         ends: &Ends,
         connection: Foreign<OwnedFd>,
-        limit: impl FnOnce() + Send + 'static,
     ) {
         let Ok(asker) = Asker::of(&connection, own) else { return };
         let share = ends.share_of(&asker, own);
@@ -51,7 +49,6 @@ impl Pages {
         let Ok((theirs, ours)) = made else { return };
         let of = (index, end.name.as_str(), namespace);
         let Some((id, seat)) = self.begin(of, (ask.key, ask.ledger), ours) else { return };
-        let _ = tokio::task::spawn_blocking(limit).await;
         let ledger = seat.as_ref().map(|(shared, slot)| (shared.file.as_fd(), *slot));
         if hand_over(connection.get_ref(), theirs.as_fd(), ledger).is_ok() {
             drop(theirs);

@@ -273,10 +273,10 @@ fn used(world: &World, end: u32, resource: &str) -> (Option<u64>, u64, u64, u64)
 fn limit(world: &World, max: &str) {
     let max: RdmaMax = max.parse().expect("limits");
     // They are of the container 3 alone.
-    world.pages.limit(|namespace, name| {
+    world.pages.limit(LimitOf::new(move |namespace, name: &str| {
         assert_eq!(name, format!("v{namespace}"));
         if namespace == 3 { max } else { RdmaMax::default() }
-    });
+    }));
 }
 
 #[test]

@@ -30,9 +30,8 @@ const EVENTS_AT: usize = 24;
 const SLOTS_AT: usize = 32;
 /// Bytes of a ledger.
 pub(super) const BYTES: usize = WORDS * size_of::<u64>();
-/// Programs that charge at one moment may see each other's attempts. At each attempt one of them at
-/// least succeeds.
-const ATTEMPTS: usize = 2 * PAGES_MAX;
+/// Of a charge for which there is room until another program's attempt is seen beside it.
+const ATTEMPTS: usize = 64;
 
 /// A ledger in this process's memory.
 #[derive(Debug)]
@@ -127,8 +126,9 @@ fn minus(one: &Amounts, other: &Amounts) -> Amounts {
 }
 
 /// The first resource of which `wanted` has some, and the sum more than its limit.
-fn exceeded(sum: &Amounts, wanted: &Amounts, limits: &Amounts) -> Option<usize> {
-    (0..RESOURCES.len()).find(|nth| wanted[*nth] > 0 && sum[*nth] > limits[*nth])
+fn exceeded(sum: &Amounts, wanted: &Amounts, limits: &Amounts) -> Option<Exceeded> {
+    let resource = (0..RESOURCES.len()).find(|nth| wanted[*nth] > 0 && sum[*nth] > limits[*nth])?;
+    Some(Exceeded { resource, limit: limits[resource] })
 }
 
 /// A slot of a ledger.
@@ -183,7 +183,7 @@ impl Account {
         seat.map_or([NO_LIMIT; RESOURCES.len()], |seat| seat.ledger.limits())
     }
 
-    /// Charges all of this or nothing. It takes no system call.
+    /// Charges all of this or nothing.
     ///
     /// # Errors
     /// The container would have more than it may.
@@ -211,28 +211,32 @@ impl Account {
 
 impl Seat {
     /// Charges first and adds up then, so that two programs never both take the last that is left.
-    /// One that finds too much takes its charge back and adds up again: without the other's attempt
-    /// there may be room.
+    /// One that finds too much takes its charge back and tries again: without the other's attempt
+    /// there may be room. An attempt that cannot succeed is never seen by others.
     fn charge(&self, held: &Amounts, after: &Amounts, wanted: &Amounts) -> Result<(), Exceeded> {
         let Self { ledger, slot } = self;
         let at = slot_at(*slot);
         let mut refused = None;
-        for _ in 0..ATTEMPTS {
+        for attempt in 0..ATTEMPTS {
+            if attempt > 0 {
+                std::thread::yield_now();
+            }
             let limits = ledger.limits();
+            refused = exceeded(&plus(&ledger.sum(), wanted), wanted, &limits);
+            if refused.is_some() {
+                break;
+            }
             ledger.put(at, after);
             let sum = ledger.sum();
-            let Some(resource) = exceeded(&sum, wanted, &limits) else {
-                for (peak, now) in ledger.at(PEAKS_AT).iter().zip(sum) {
+            refused = exceeded(&sum, wanted, &limits);
+            if refused.is_none() {
+                let peaks = ledger.at(PEAKS_AT).iter().zip(sum).zip(wanted);
+                for ((peak, now), _) in peaks.filter(|(_, wanted)| **wanted > 0) {
                     peak.fetch_max(now, Ordering::Relaxed);
                 }
                 return Ok(());
-            };
-            ledger.put(at, held);
-            refused = Some(Exceeded { resource, limit: limits[resource] });
-            if exceeded(&plus(&ledger.sum(), wanted), wanted, &limits).is_some() {
-                break;
             }
-            std::thread::yield_now();
+            ledger.put(at, held);
         }
         let refused = refused.expect("there was an attempt");
         ledger.at(EVENTS_AT)[refused.resource].fetch_add(1, Ordering::Relaxed);
@@ -276,6 +280,9 @@ mod tests {
         // A process is killed.
         ledger.clear(1);
         assert_eq!(ledger.usage().current, [1, 0, 0]);
+        assert_eq!(ledger.usage().peak, [1, 3, 100]);
+        // An attempt that cannot succeed changes no other figure.
+        two.charge(&[0, 0, 1 << 40]).expect_err("far beyond");
         assert_eq!(ledger.usage().peak, [1, 3, 100]);
         // Lower than what is there: it stays, and no more comes.
         one.charge(&[0, 3, 0]).expect("room");

@@ -206,3 +206,46 @@ fn reset(signal: c_int) {
         libc::sigaction(signal, &raw const default, ptr::null_mut());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rocinante_stack::types::Time;
+
+    use super::super::take_signals;
+    use super::*;
+
+    /// Whether this thread blocks the signals, after it has blocked all if `block`.
+    fn blocks(block: bool) -> bool {
+        // SAFETY: the sets are this function's own.
+        unsafe {
+            let (mut all, mut now): (sigset_t, sigset_t) = (zeroed(), zeroed());
+            libc::sigfillset(&raw mut all);
+            let set = if block { &raw const all } else { ptr::null() };
+            libc::pthread_sigmask(libc::SIG_BLOCK, set, &raw mut now);
+            if block {
+                return blocks(false);
+            }
+            SIGNALS.iter().all(|signal| libc::sigismember(&raw const now, *signal) == 1)
+        }
+    }
+
+    #[test]
+    fn each_thread_takes_the_signals_before_its_first_packet_and_each_millisecond() {
+        for at in [5_000_000, 5_000_001] {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    assert!(blocks(true));
+                    take_signals(Time(at));
+                    assert!(!blocks(false), "the first time");
+                    assert!(blocks(true));
+                    take_signals(Time(at + 1_000_001));
+                    assert!(!blocks(false), "later");
+                    assert!(blocks(true));
+                    // A younger shard's clock.
+                    take_signals(Time(7));
+                    assert!(!blocks(false), "by another clock");
+                });
+            });
+        }
+    }
+}
