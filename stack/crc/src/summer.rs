@@ -43,6 +43,8 @@ impl Summer {
             // SAFETY: the processor has the required features: `folds` is true only then.
             return unsafe { folding::packet(before, head, covered) };
         }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = head;
         plain(before, covered)
     }
 }
