@@ -113,7 +113,7 @@ pub(crate) struct Bounds {
     pub(crate) uplink_ceil: Option<Rate>,
     #[serde(default, skip_serializing_if = "RdmaMax::is_none")]
     pub(crate) rdma_max: RdmaMax,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "RdmaExceeded::is_report")]
     pub(crate) rdma_exceeded: RdmaExceeded,
 }
 

@@ -29,6 +29,14 @@ pub enum RdmaExceeded {
     CutOff,
 }
 
+impl RdmaExceeded {
+    /// Whether it is the rule of a class that says nothing.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's skip_serializing_if")]
+    pub(crate) fn is_report(&self) -> bool {
+        *self == Self::Report
+    }
+}
+
 /// One resource of a container.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Use {
