@@ -389,3 +389,29 @@ fn start(program: &Path, wards: &[Ward]) -> io::Result<Child> {
     let started = std::thread::scope(|scope| scope.spawn(start).join());
     started.unwrap_or_else(|_| Err(io::Error::other("the thread there ended")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_that_are_refused_are_not_counted() {
+        let (closers, journal) = (Arc::default(), Arc::default());
+        let mut guards = Guards::new(PathBuf::new(), 1, &closers, &journal);
+        guards.descriptors_max = DESCRIPTORS_MAX + 10;
+        let guards = Arc::new(guards);
+        let [one, again, other] = [1, 1, 2].map(|n| Room::new(&guards, Share::Container(n)));
+        assert!(one.grow(DESCRIPTORS_MAX - 1));
+        for _ in 0..2 {
+            assert!(!again.grow(2), "beyond those of its container");
+            assert!(!other.grow(12), "beyond those of all");
+        }
+        assert!(again.grow(1) && other.grow(10));
+        drop((one, again));
+        assert_eq!(guards.lock().descriptors, 10);
+        assert_eq!(guards.lock().containers.len(), 1);
+        drop(other);
+        assert_eq!(guards.lock().descriptors, 0);
+        assert!(guards.lock().containers.is_empty());
+    }
+}

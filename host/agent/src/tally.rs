@@ -75,3 +75,24 @@ impl fmt::Display for Named {
         f.write_str(name.as_str().unwrap_or("other"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_granted_and_lost_have_waited_and_those_refused_have_not() {
+        let mut tally = Tally::default();
+        tally.add(End::Granted(Duration::from_micros(2)));
+        tally.add(End::Lost(Duration::from_micros(6)));
+        for code in [Code::Forbidden, Code::Failed, Code::Forbidden] {
+            tally.add(End::Refused(code));
+        }
+        let requests = tally.requests();
+        assert_eq!((requests.granted, requests.lost), (1, 1));
+        let count = |code| requests.refused[&Named(code).to_string()];
+        assert_eq!([count(Code::Forbidden), count(Code::Failed)], [2, 1]);
+        assert_eq!((requests.waited.max_us, requests.waited.mean_us), (6, 4));
+        assert_eq!(tally.waits().histogram().1, 2);
+    }
+}

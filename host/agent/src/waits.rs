@@ -137,6 +137,16 @@ mod tests {
     }
 
     #[test]
+    fn a_bucket_that_is_full_stays_so() {
+        let mut waits = Waits::default();
+        waits.buckets[bucket_of(5)] = u32::MAX - 1;
+        (0..3).for_each(|_| waits.add(Duration::from_micros(5)));
+        waits.add(Duration::from_secs(1));
+        assert_eq!((waits.median_us(), waits.p99_us()), (5, 5));
+        assert_eq!(waits.histogram().1, u64::from(u32::MAX) + 1);
+    }
+
+    #[test]
     fn quantiles_are_those_of_the_times() {
         let mut waits = Waits::default();
         let none = (waits.median_us(), waits.p99_us(), waits.max_us(), waits.mean_us());

@@ -108,3 +108,22 @@ pub(super) fn spec(local: IpAddr, path: &PeerPath, label: u32) -> PathSpec {
         flow_label: path.flow_label,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn datagrams_to_another_address_have_another_port_in_either_family() {
+        for [one, other] in
+            [["10.0.0.1", "10.0.0.2"], ["fd00::1", "fd00::2"], ["fe80::1:1", "fe80::2:1"]]
+        {
+            let port = |remote: &str| {
+                let path = PeerPath::new(remote.parse().unwrap());
+                spec(path.remote, &path, spread(&path)).src_port
+            };
+            assert_ne!(port(one), port(other), "{one}, {other}");
+            assert_eq!(port(one), port(one));
+        }
+    }
+}

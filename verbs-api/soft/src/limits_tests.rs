@@ -1,13 +1,15 @@
 //! Limits of a device that follow from those of its ports, its queue and its settings.
 
 use rocinante_netdev::sim::{SimConfig, SimNet};
-use rocinante_netdev::{Backend, Port as _, PortConfig};
+use rocinante_netdev::{AnyPort, Backend, Port as _, PortConfig};
 use rocinante_stack::cm::CmConfig;
 use rocinante_stack::{Budget, RunLimits};
 
-use super::Settings;
+use super::charge::Charge;
 use super::device::advertised;
+use super::neighbours_tests::neighbours;
 use super::shards::run_limits;
+use super::{Hca, Settings};
 use crate::model::device::Limits;
 
 fn settings(background: bool) -> Settings {
@@ -61,4 +63,25 @@ fn shards_announce_together_what_one_queue_holds_where_no_queue_is_theirs() {
         assert_eq!(advertised(queue, backend, shards), queue.part(parts.0, parts.1));
         assert_eq!(advertised(queue, backend, 1), queue.part(3, 4));
     }
+}
+
+#[test]
+fn a_region_that_changes_its_length_is_charged_with_its_last() {
+    let (here, [own, _]) = neighbours(9);
+    let port = SimNet::new(1).port(&[here], &SimConfig::default()).unwrap();
+    let (parts, why) = ((vec![AnyPort::from(port)], Some(own.clone())), (String::new(), None));
+    let hca = Hca::start(&settings(false), "sim", parts, why, None).unwrap();
+    own.account().charge(&[9, 9, 1 << 20]).unwrap();
+    let held = || format!("{:?}", own.account());
+    let before = held();
+    let mut charge = Charge::region(&hca, 100).unwrap();
+    for bytes in [300, 50, 0, 200] {
+        let room = charge.room(bytes).unwrap();
+        charge.resized(room, bytes);
+        own.account().refund(&[0, 1, bytes as u64]);
+        assert_eq!(held(), before, "{bytes}");
+        own.account().charge(&[0, 1, bytes as u64]).unwrap();
+    }
+    drop(charge);
+    assert_eq!(held(), before);
 }

@@ -20,7 +20,7 @@ use super::shard::Shard;
 
 /// An address of this process alone, and two processes on it as far as the kernel knows: the
 /// leader, and its neighbour.
-fn neighbours(last: u8) -> (IpAddr, [Arc<Slots>; 2]) {
+pub(super) fn neighbours(last: u8) -> (IpAddr, [Arc<Slots>; 2]) {
     let [_, _, high, low] = std::process::id().to_be_bytes();
     let here = IpAddr::from([127, 192 | (high & 0x3F), low, last]);
     let lo = Interface::by_name("lo").unwrap();

@@ -118,3 +118,28 @@ pub fn open(
     CHANGED.notify_all();
     Ok(hca)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(interface: u32, address: &str, are_all: bool) -> Key {
+        Key::new(interface, &[address.parse().unwrap()], are_all).unwrap()
+    }
+
+    /// Each interface has link-local addresses, and each namespace its own of all kinds.
+    #[test]
+    fn one_address_on_two_interfaces_or_in_two_namespaces_is_of_two_devices() {
+        for address in ["10.0.0.1", "fd00::1", "fe80::1"] {
+            let one = key(1, address, true);
+            let elsewhere = Key { namespace: (0, 0), ..one.clone() };
+            for other in [key(2, address, true), elsewhere] {
+                assert!(!one.overlaps(&other) && !one.is(&other), "{one:?}, {other:?}");
+            }
+            let part = key(1, address, false);
+            assert!(one.overlaps(&part) && one.is(&part));
+        }
+        let (part, other) = (key(1, "fe80::1", false), key(1, "fe80::2", false));
+        assert!(!part.overlaps(&other) && !part.is(&other));
+    }
+}

@@ -91,3 +91,36 @@ impl Device {
         shard.cm().forget_query(query);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::provider::mailbox::Mailbox;
+    use rocinante_stack::cm::Asked;
+    use rocinante_stack::wire::cm::PortSpace;
+
+    #[test]
+    fn a_question_that_is_over_leaves_its_listener_whichever_that_is() {
+        for over in [1, 2] {
+            let mut services = Services::default();
+            let mailboxes = [1, 2].map(|number| {
+                let mailbox = Arc::new(Mailbox::default());
+                services.listeners.insert(ListenerId(number), mailbox.clone());
+                mailbox
+            });
+            let mut woken = Woken::default();
+            for number in [1u8, 2] {
+                let (local, peer) = ([10, 0, 0, 1].into(), ([10, 0, 0, 2], 7471).into());
+                let service = ServiceId::of_port(PortSpace::Udp, 7471);
+                let asked = Box::new(Asked { local, peer, service, private: Vec::new() });
+                let (listener, ask) = (ListenerId(number.into()), SidrReqId(number.into()));
+                let event = CmEvent::Asked { listener, ask, asked };
+                assert_eq!(services.deliver(event, &mut woken), None);
+            }
+            services.deliver(CmEvent::AskOver { ask: SidrReqId(over) }, &mut woken);
+            for (mailbox, ask) in mailboxes.iter().zip([1, 2]) {
+                assert_eq!(mailbox.has_ask(SidrReqId(ask)), ask != over);
+            }
+        }
+    }
+}

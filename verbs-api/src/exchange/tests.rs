@@ -38,6 +38,9 @@ fn lines_are_heard_one_by_one() {
     other.write_all(b"ur\n").unwrap();
     assert_eq!(exchange.hear().unwrap(), "four");
     assert_eq!(exchange.try_hear().unwrap(), None);
+    let Link::Tcp(stream) = &exchange.link else { panic!() };
+    let flags = rustix::fs::fcntl_getfl(stream.get_ref()).unwrap();
+    assert!(!flags.contains(rustix::fs::OFlags::NONBLOCK), "later calls wait");
     drop(other);
     let why = exchange.try_hear().unwrap_err().to_string();
     assert!(why.contains("it closed the connection"), "{why}");
@@ -199,6 +202,18 @@ fn a_peer_that_goes_is_noticed_behind_its_unread_lines() {
             assert!(why.contains(reason), "{why}");
         }
     }
+}
+
+/// It is gone before its connection is, and whatever it said before.
+#[test]
+fn a_peer_that_gave_up_is_noticed_while_its_connection_stands() {
+    let (exchange, mut other) = connected();
+    let watch = exchange.watch().unwrap();
+    other.write_all(b"finished\n").unwrap();
+    assert!(!watch.is_gone());
+    other.write_all(b"!enough\n").unwrap();
+    assert!(notices(&watch));
+    drop(other);
 }
 
 /// The peer has met this side before it goes, though nothing can be sent to it any more.

@@ -358,10 +358,16 @@ fn each_of_two_shared_queues_says_that_it_runs_low_and_none_in_its_place_does() 
         });
         assert_eq!(done(&sides, &qps[1][0], send(1, &[7; 8])), WcStatus::Success);
         assert_eq!(events(b), [AsyncEvent::SrqLimitReached { srq: queues[1].number() }]);
-        // The other queue's event still waits when the queue is destroyed.
-        assert_eq!(done(&sides, &qps[0][0], send(1, &[7; 8])), WcStatus::Success);
+        // Both have an event that waits, which goes with its queue and no other.
+        queues[1].arm(1).unwrap();
+        for [qp, _] in &qps {
+            assert_eq!(done(&sides, qp, send(1, &[7; 8])), WcStatus::Success);
+        }
+        let mut queues = Vec::from(queues);
+        drop((qps, queues.remove(round % 2)));
         assert!(is_ready(&b.ctx.async_fd()), "{round}");
-        drop((qps, queues));
+        assert_eq!(events(b), [AsyncEvent::SrqLimitReached { srq: queues[0].number() }]);
+        drop(queues);
         assert!(!is_ready(&b.ctx.async_fd()), "{round}");
         while b.cq.poll_one().unwrap().is_some() {}
     }

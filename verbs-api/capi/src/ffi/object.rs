@@ -142,3 +142,21 @@ impl Unacknowledged {
         self.none.wait_while(&mut count, |count| *count > 0);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Programs acknowledge more than they took: `ibv_ack_cq_events(3)` has no way to refuse.
+    #[test]
+    fn acknowledgements_beyond_what_was_taken_hold_up_nothing() {
+        let events = Unacknowledged::default();
+        for acknowledged in [2, 1, 3] {
+            events.took();
+            assert_eq!(*events.count.lock(), 1);
+            events.acknowledged(acknowledged);
+            assert_eq!(*events.count.lock(), 0);
+            events.wait();
+        }
+    }
+}

@@ -169,3 +169,23 @@ pub(super) fn length(address: Option<SocketAddr>) -> u16 {
 pub(super) fn errno(error: &rocinante_soft::model::error::VerbsError) -> c_int {
     crate::convert::errno("rdma_cm", error)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_read_as_it_was_written() {
+        let v6 = SocketAddrV6::new("fe80::1".parse().unwrap(), 7471, 0x1_2345, 3);
+        for address in [SocketAddr::from(([10, 0, 0, 1], 7471)), v6.into()] {
+            for room in [SOCKADDR_IN6, STORAGE] {
+                let out = Out::default().u16(0).address(Some(address), room).0;
+                assert_eq!(out.len(), 2 + room);
+                assert!(matches!(In(&out).address(2), Ok(Address::Ip(read)) if read == address));
+            }
+        }
+        let none = Out::default().address(None, STORAGE).0;
+        assert!(matches!(In(&none).address(0), Ok(Address::None)));
+        assert!(matches!(In(&[99]).address(0), Err(libc::EINVAL)));
+    }
+}
