@@ -52,7 +52,7 @@ pub struct Class {
     pub uplink_ceil: Option<Rate>,
     /// What its programs may hold together. They keep it themselves.
     pub rdma_max: RdmaMax,
-    /// What happens if they do not.
+    /// The answer if they do not.
     pub rdma_exceeded: RdmaExceeded,
 }
 

@@ -18,7 +18,7 @@ const UNITS: [(char, u32); 4] = [('k', 10), ('m', 20), ('g', 30), ('t', 40)];
 #[serde(try_from = "String", into = "String")]
 pub struct RdmaMax(pub(crate) Amounts);
 
-/// What happens to a container whose programs hold more than they may.
+/// The answer to a container whose programs hold more than they may.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RdmaExceeded {

@@ -175,7 +175,7 @@ impl Slots {
         self.page.get()
     }
 
-    /// What this device holds, of what the programs of its container may hold together.
+    /// The holdings of this device, which count towards the limits of its container.
     #[must_use]
     pub fn account(&self) -> &Account {
         &self.page.account

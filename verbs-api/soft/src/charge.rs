@@ -12,7 +12,7 @@ use crate::model::error::VerbsError;
 
 const OBJECT: Amounts = [0, 1, 0];
 
-/// What an object is charged with, until it is dropped.
+/// The charge of an object, until it is dropped.
 pub(super) struct Charge {
     hca: Arc<Hca>,
     amounts: Amounts,

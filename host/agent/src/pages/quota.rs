@@ -13,8 +13,8 @@ use super::{Container, Inner, Pages};
 use crate::journal::{MINUTE, Seldom};
 use crate::quota::{RdmaMax, Uses};
 
-/// A program charges before it adds up, and takes back what was too much: it holds more only if it
-/// still does so much later.
+/// A program charges before it adds up, and takes a charge beyond the limit back: it exceeds only
+/// if it still does a while later.
 const STILL: Duration = Duration::from_secs(1);
 
 /// A container's limits, and what it holds.

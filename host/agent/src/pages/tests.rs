@@ -263,7 +263,7 @@ fn a_full_disk_is_tried_again() {
     assert_eq!(world.counts()[0].2, 1);
 }
 
-/// What a container holds, of one resource, by the container's number.
+/// The use of one resource by a container, by the container's number.
 fn used(world: &World, end: u32, resource: &str) -> (Option<u64>, u64, u64, u64) {
     let uses = world.pages.uses();
     let it = uses[&u64::from(end)][resource];

@@ -20,7 +20,7 @@ fn status(host: &Host, container: usize) -> Value {
     all.iter().find(|it| it["name"] == name).expect("it is known").clone()
 }
 
-/// The limit of a resource, what is held of it, the most of that, and refusals.
+/// The limit of a resource, its use, the peak of that, and refusals.
 fn used(host: &Host, container: usize, resource: &str) -> [Option<u64>; 4] {
     let of = &status(host, container)["rdma"][resource];
     ["max", "current", "peak", "events"].map(|name| of[name].as_u64())

@@ -13,8 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::PAGES_MAX;
 use crate::frames::xdp::{SharedWords, is_memory_file, memory_file};
 
-/// What is limited, by the kernel's names (rdma.max of cgroup v2), and the bytes that are
-/// registered.
+/// The limited resources, by the kernel's names (rdma.max of cgroup v2), and registered bytes.
 pub const RESOURCES: [&str; 3] = ["hca_handle", "hca_object", "mr_bytes"];
 /// In the place of a limit: none.
 pub const NO_LIMIT: u64 = u64::MAX;
@@ -147,7 +146,7 @@ pub struct Exceeded {
     pub limit: u64,
 }
 
-/// What a device holds. Until an agent gives it a seat it only counts.
+/// The holdings of a device. Until an agent gives it a seat it only counts.
 #[derive(Debug)]
 pub struct Account {
     inner: Mutex<(Amounts, Option<Seat>)>,
@@ -284,7 +283,7 @@ mod tests {
         // An attempt that cannot succeed changes no other figure.
         two.charge(&[0, 0, 1 << 40]).expect_err("far beyond");
         assert_eq!(ledger.usage().peak, [1, 3, 100]);
-        // Lower than what is there: it stays, and no more comes.
+        // A limit below the use: objects stay, and no more come.
         one.charge(&[0, 3, 0]).expect("room");
         ledger.limit(&[0, 2, 0]);
         one.charge(&[0, 1, 0]).expect_err("3 of 2");

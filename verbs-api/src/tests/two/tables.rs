@@ -210,7 +210,7 @@ fn each_context_of_a_device_has_its_events() {
     assert_eq!((events(&ctx), events(&other)), (1, 1));
 }
 
-/// What the shards of a device publish makes the sums of an agent.
+/// The shards of a device publish the sums that an agent adds up.
 #[test]
 fn the_shards_of_a_device_publish_each_object_once() {
     let side = Side::new(device(&SimNet::new(1), &[1, 2], false));
