@@ -218,7 +218,7 @@ mod tests {
 
     /// Whatever changed since the last look, each change is an event.
     #[test]
-    fn changes_that_come_together_are_all_told() {
+    fn changes_that_come_together_are_all_reported() {
         use AsyncEvent::{DeviceFatal, GidChange, PortActive, PortErr};
         let mut state = State { table: GidTable::new(&[ip(1)], true), up: true, gone: false };
         for (up, addresses, events) in [

@@ -163,7 +163,7 @@ pub(crate) fn begins(host: &mut Host) {
     });
 }
 
-pub(crate) fn told(asker: &mut Asker, command: &str, answer: &str) {
+pub(crate) fn answers(asker: &mut Asker, command: &str, answer: &str) {
     assert_eq!(asker.tell(command), answer, "{command}");
 }
 
@@ -176,12 +176,12 @@ fn what_programs_count_is_scraped_and_stays() {
     other.granted(address);
     let refused = other.tell("ask 10.99.99.99");
     assert!(refused.starts_with("refused "), "{refused}");
-    told(&mut one, "device 7 eth0", "device 1");
-    told(&mut one, "device 8 eth0", "device 2");
-    told(&mut other, "device 7 eth0", "device 1");
+    answers(&mut one, "device 7 eth0", "device 1");
+    answers(&mut one, "device 8 eth0", "device 2");
+    answers(&mut other, "device 7 eth0", "device 1");
     assert_eq!([sent(&host, 0, "eth0"), sent(&host, 1, "eth0")], [None; 2]);
-    told(&mut one, "count 10", "done");
-    told(&mut other, "count 40", "done");
+    answers(&mut one, "count 10", "done");
+    answers(&mut other, "count 40", "done");
     assert_eq!([sent(&host, 0, "eth0"), sent(&host, 1, "eth0")], [Some(20), Some(40)]);
 
     let text = got(&host, "/metrics");
@@ -215,8 +215,8 @@ fn what_programs_count_is_scraped_and_stays() {
     assert_eq!(got(&host, "/healthz"), "ok\n");
 
     // A device is closed, a program is killed; the agent is killed, and begins anew.
-    told(&mut one, "count 11", "done");
-    told(&mut one, "close-devices", "done");
+    answers(&mut one, "count 11", "done");
+    answers(&mut one, "close-devices", "done");
     drop(other);
     eventually("the devices have gone", || {
         let text = got(&host, "/metrics");
@@ -227,18 +227,18 @@ fn what_programs_count_is_scraped_and_stays() {
     begins(&mut host);
     assert_eq!([sent(&host, 0, "eth0"), sent(&host, 1, "eth0")], [Some(22), Some(40)]);
     // One that was open counts on where it was.
-    told(&mut one, "device 9 eth0", "device 1");
-    told(&mut one, "count 5", "done");
+    answers(&mut one, "device 9 eth0", "device 1");
+    answers(&mut one, "count 5", "done");
     assert_eq!(sent(&host, 0, "eth0"), Some(27));
     host.kill();
     begins(&mut host);
     assert_eq!(sent(&host, 0, "eth0"), Some(27));
-    told(&mut one, "close-devices", "done");
-    told(&mut one, "device 9 eth0", "device 1");
-    told(&mut one, "count 6", "done");
+    answers(&mut one, "close-devices", "done");
+    answers(&mut one, "device 9 eth0", "device 1");
+    answers(&mut one, "count 6", "done");
     assert_eq!(sent(&host, 0, "eth0"), Some(28));
     // An agent that ends has looked at last.
-    told(&mut one, "count 7", "done");
+    answers(&mut one, "count 7", "done");
     host.terminate();
     begins(&mut host);
     assert_eq!(sent(&host, 0, "eth0"), Some(29));
@@ -264,21 +264,21 @@ fn a_container_that_opens_devices_without_end_leaves_others_theirs() {
         open += usize::from(answer.starts_with("device "));
     }
     assert_eq!(open, 256, "as many as it may have");
-    told(&mut hostile, "count 1", "done");
-    told(&mut other, "device 1 eth0", "device 1");
-    told(&mut other, "count 3", "done");
+    answers(&mut hostile, "count 1", "done");
+    answers(&mut other, "device 1 eth0", "device 1");
+    answers(&mut other, "count 3", "done");
     assert_eq!(sent(&host, 1, "eth0"), Some(3));
     let text = got(&host, "/metrics");
     let series = text.lines().filter(|line| line.starts_with("rocinante_sent_pkts_total{"));
     assert!(series.count() <= 16 + 1 + 1, "{text}");
     // Nonsense, and connections that say nothing.
-    told(&mut hostile, "hold-pages 50", "done");
+    answers(&mut hostile, "hold-pages 50", "done");
     assert_eq!(sent(&host, 1, "eth0"), Some(3));
-    told(&mut hostile, "close-devices", "done");
-    told(&mut hostile, "close", "done");
-    told(&mut other, "close-devices", "done");
+    answers(&mut hostile, "close-devices", "done");
+    answers(&mut hostile, "close", "done");
+    answers(&mut other, "close-devices", "done");
     host.signal(Signal::STOP);
-    told(&mut hostile, "leave-pages 50", "done");
+    answers(&mut hostile, "leave-pages 50", "done");
     host.signal(Signal::CONT);
     eventually("all descriptors are given back", || host.descriptors() <= before);
 }

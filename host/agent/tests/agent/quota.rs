@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::asker::eventually;
 use crate::lab::{Host, host_or_skip};
-use crate::pages::{begins, got, serving, told, value};
+use crate::pages::{answers, begins, got, serving, value};
 use crate::reload::reload;
 
 /// A class for all containers by the names of their ends.
@@ -35,19 +35,19 @@ fn programs_of_a_container_have_one_limit_and_two_containers_two() {
     begins(&mut host);
     let [mut one, mut two, mut other] = [0, 0, 1].map(|container| host.asker(container));
     // Before the agent knows the container but by its end.
-    told(&mut one, "device 1 eth0", "device 1");
-    told(&mut one, "charge 1 9 1000", "done");
-    told(&mut one, "charge 0 2 0", "hca_object=10");
+    answers(&mut one, "device 1 eth0", "device 1");
+    answers(&mut one, "charge 1 9 1000", "done");
+    answers(&mut one, "charge 0 2 0", "hca_object=10");
     let addresses = [0, 1].map(|container| host.addresses(container)[0]);
     one.granted(addresses[0]);
     other.granted(addresses[1]);
-    told(&mut two, "device 1 eth0", "device 1");
-    told(&mut other, "device 1 eth0", "device 1");
-    told(&mut two, "charge 1 1 0", "done");
-    told(&mut two, "charge 1 0 0", "hca_handle=2");
-    told(&mut two, "charge 0 0 25", "mr_bytes=1024");
-    told(&mut two, "charge 0 1 0", "hca_object=10");
-    told(&mut other, "charge 2 10 1024", "done");
+    answers(&mut two, "device 1 eth0", "device 1");
+    answers(&mut other, "device 1 eth0", "device 1");
+    answers(&mut two, "charge 1 1 0", "done");
+    answers(&mut two, "charge 1 0 0", "hca_handle=2");
+    answers(&mut two, "charge 0 0 25", "mr_bytes=1024");
+    answers(&mut two, "charge 0 1 0", "hca_object=10");
+    answers(&mut other, "charge 2 10 1024", "done");
     assert_eq!(used(&host, 0, "hca_object"), [Some(10), Some(10), Some(10), Some(2)]);
     assert_eq!(used(&host, 0, "hca_handle"), [Some(2), Some(2), Some(2), Some(1)]);
     assert_eq!(used(&host, 1, "mr_bytes"), [Some(1024), Some(1024), Some(1024), Some(0)]);
@@ -61,16 +61,16 @@ fn programs_of_a_container_have_one_limit_and_two_containers_two() {
     }
     // Raised and lowered while they run.
     reload(&host, &class("hca_object=11", "report"));
-    told(&mut two, "charge 0 1 0", "done");
+    answers(&mut two, "charge 0 1 0", "done");
     reload(&host, &class("hca_object=4", "report"));
-    told(&mut two, "charge 0 1 0", "hca_object=4");
+    answers(&mut two, "charge 0 1 0", "hca_object=4");
     assert_eq!(used(&host, 0, "hca_object"), [Some(4), Some(11), Some(11), Some(3)]);
     // A killed program gives back.
     one.kill();
     eventually("it has given back", || used(&host, 0, "hca_object")[1] == Some(2));
-    told(&mut two, "charge 0 2 0", "done");
-    told(&mut two, "refund 0 1 0", "done");
-    told(&mut two, "charge 0 2 0", "hca_object=4");
+    answers(&mut two, "charge 0 2 0", "done");
+    answers(&mut two, "refund 0 1 0", "done");
+    answers(&mut two, "charge 0 2 0", "hca_object=4");
     assert_eq!(used(&host, 0, "hca_object"), [Some(4), Some(3), Some(11), Some(4)]);
     // The next agent goes on, with the first configuration.
     host.kill();
@@ -89,8 +89,8 @@ fn a_container_that_holds_more_is_reported_or_cut_off() {
     hostile.granted(addresses[0]);
     other.granted(addresses[1]);
     // It knows no limits, and has two of each kind of object.
-    told(&mut hostile, "old-device 1 eth0", "device 1");
-    told(&mut hostile, "count 1", "done");
+    answers(&mut hostile, "old-device 1 eth0", "device 1");
+    answers(&mut hostile, "count 1", "done");
     host.logged(&["hold more", "veth0", "hca_object=10 of 9"]);
     assert_eq!(used(&host, 0, "hca_object")[1], Some(10));
     hostile.granted(addresses[0]);
@@ -103,7 +103,7 @@ fn a_container_that_holds_more_is_reported_or_cut_off() {
     assert!(refused.starts_with("Forbidden") && refused.contains("rdma_max"), "{refused}");
     assert!(host.may_leave(1).contains(&addresses[1]), "another's");
     other.granted(addresses[1]);
-    told(&mut hostile, "close-devices", "done");
+    answers(&mut hostile, "close-devices", "done");
     host.logged(&["is cut off no more", "veth0"]);
     assert!(host.may_leave(0).contains(&addresses[0]));
     hostile.granted(addresses[0]);
