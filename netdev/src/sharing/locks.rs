@@ -230,6 +230,7 @@ impl Locks {
     }
 
     /// Whether another process has a port in any way.
+    #[cfg(test)]
     pub(super) fn is_port_claimed(&self, port: u32) -> io::Result<bool> {
         self.is_locked(PORTS + u64::from(port))
     }

@@ -377,8 +377,8 @@ impl Slots {
     }
 
     /// Whether a neighbour has a port on an address.
-    #[must_use]
-    pub fn is_port_claimed(&self, address: IpAddr, port: u32) -> bool {
+    #[cfg(test)]
+    fn is_port_claimed(&self, address: IpAddr, port: u32) -> bool {
         self.at(address).is_ok_and(|it| it.locks.is_port_claimed(port).unwrap_or(false))
     }
 

@@ -155,12 +155,6 @@ impl Device {
         self.0.claim_port(address, number_of(space, port), claim)
     }
 
-    /// Whether another process has a port on an address.
-    #[must_use]
-    pub(crate) fn is_port_claimed(&self, (address, space, port): (IpAddr, PortSpace, u16)) -> bool {
-        self.0.is_port_claimed(address, number_of(space, port))
-    }
-
     pub(crate) fn unlisten(&self, listener: ListenerId, service: ServiceId) {
         let datagrams = service.takes_datagrams();
         let to = if datagrams { ListensTo::Datagrams } else { ListensTo::Connections };

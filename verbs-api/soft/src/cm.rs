@@ -290,11 +290,6 @@ impl Device {
         self.slots.as_ref().map_or(Ok(()), |slots| slots.claim_port(address, port, claim))
     }
 
-    /// Whether another process has a port on an address.
-    pub fn is_port_claimed(&self, address: IpAddr, port: u32) -> bool {
-        self.slots.as_ref().is_some_and(|slots| slots.is_port_claimed(address, port))
-    }
-
     pub fn release_claim(&self, shard: &mut Shard, listener: ListenerId) {
         let Some(claim) = shard.cm_owners.claims.remove(&listener) else { return };
         shard.cm_owners.claimed.remove(&claim);

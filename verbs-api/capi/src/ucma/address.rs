@@ -137,7 +137,7 @@ impl Command<'_> {
                 let local = with_port(from, held.local.unwrap_or(local).port());
                 if held.has_port {
                     // Of a wildcard: it has the port where its way begins alone.
-                    self.it.ports.lock().change(id.space, &held.bound(id, local));
+                    let _ = self.it.ports.lock().change(id.space, &held.bound(id, local));
                 }
                 (held.local, held.peer) = (Some(local), Some(with_port(to, peer.port())));
                 held.opened = held.opened.take().or(near);

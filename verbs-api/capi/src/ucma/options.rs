@@ -51,7 +51,7 @@ impl Command<'_> {
         }
         // They hold for a port that it has already.
         if let Some(local) = held.local.filter(|_| held.has_port) {
-            self.it.ports.lock().change(id.space, &held.bound(&id, local));
+            let _ = self.it.ports.lock().change(id.space, &held.bound(&id, local));
         }
         Ok(Answer::default())
     }

@@ -112,27 +112,24 @@ impl Ports {
         let port = of.address.port();
         let owners = self.bound.get(&(space, port));
         owners.map_or(Ok(()), |owners| conflict(owners, of, false))?;
-        let is_claimed = |device: &Arc<Opened>| {
-            let mut here = device.device.gids.iter().filter(|address| of.covers(**address, device));
-            here.any(|address| device.device.is_port_claimed((*address, space, port)))
-        };
-        if self.devices.iter().any(is_claimed) {
+        if self.change(space, &Bound { reuse: false, ..*of }).is_err() {
+            // Addresses without a neighbour are claimed alone by now.
+            let _ = self.change(space, of);
             return Err(in_the_way(of));
         }
-        self.change(space, &Bound { reuse: false, ..*of });
         Ok(())
     }
 
-    /// The id with this port has this address and these options from now on.
-    pub(super) fn change(&mut self, space: PortSpace, of: &Bound) {
+    /// The id with this port has this address and these options from now on. Error: on one address
+    /// at least another process is in the way.
+    pub(super) fn change(&mut self, space: PortSpace, of: &Bound) -> std::io::Result<()> {
         let port = of.address.port();
         let owners = self.bound.get_mut(&(space, port));
-        if let Some(owner) = owners.and_then(|all| all.iter_mut().find(|owner| owner.id == of.id)) {
-            *owner = *of;
-            for device in &self.devices {
-                let _ = self.claim((space, port), device);
-            }
-        }
+        let owner = owners.and_then(|all| all.iter_mut().find(|owner| owner.id == of.id));
+        let Some(owner) = owner else { return Ok(()) };
+        *owner = *of;
+        let claims = self.devices.iter().map(|device| self.claim((space, port), device));
+        claims.fold(Ok(()), std::io::Result::and)
     }
 
     pub(super) fn release(&mut self, space: PortSpace, port: u16, id: u32) {
@@ -237,13 +234,13 @@ mod tests {
         let (first, second) = (of(1, "10.0.0.1:7", false), of(2, "10.0.0.1:7", true));
         ports.bind(space, first).unwrap();
         assert_eq!(ports.bind(space, second), Err(libc::EADDRINUSE));
-        ports.change(space, &Bound { reuse: true, ..first });
+        ports.change(space, &Bound { reuse: true, ..first }).unwrap();
         ports.bind(space, second).unwrap();
         let [v4, v6] = ["0.0.0.0:8", "[::]:8"].map(|any| of(3, any, false));
         ports.bind(space, v4).unwrap();
         let alone = Bound { id: 4, one_family: true, ..v6 };
         assert_eq!(ports.bind(space, alone), Err(libc::EADDRNOTAVAIL));
-        ports.change(space, &Bound { one_family: true, ..v4 });
+        ports.change(space, &Bound { one_family: true, ..v4 }).unwrap();
         ports.bind(space, alone).unwrap();
     }
 }
