@@ -27,9 +27,8 @@ pub(super) fn show(root: &Path, devices: &[NamedInterface]) -> io::Result<()> {
     let _ = fs::remove_file(root.join(STATE));
     let mut wanted = nodes::common();
     facts.iter().for_each(|facts| facts.add(&mut wanted));
-    // Links go before their targets go, and come after them: /sys/devices is behind /sys/class.
-    let kept: HashSet<&Path> = wanted.keys().flat_map(|path| path.ancestors()).collect();
-    TOPS.iter().for_each(|top| sweep(root, Path::new(top), &kept));
+    // A link has a target at each moment: it comes after its target and goes before it
+    // (/sys/devices is behind /sys/class), and leads to a new one before the old one goes.
     for (path, node) in wanted.iter().rev() {
         let whole = root.join(path);
         match node {
@@ -40,6 +39,8 @@ pub(super) fn show(root: &Path, devices: &[NamedInterface]) -> io::Result<()> {
             Node::Link(target) => link(root, path, target)?,
         }
     }
+    let kept: HashSet<&Path> = wanted.keys().flat_map(|path| path.ancestors()).collect();
+    TOPS.iter().for_each(|top| sweep(root, Path::new(top), &kept));
     replace(root, Path::new(STATE), &state)
 }
 

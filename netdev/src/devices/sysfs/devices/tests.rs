@@ -113,6 +113,35 @@ fn a_tree_has_what_sysfs_has_and_follows_the_devices() {
     assert_eq!(names(ib), ["roce0"]);
 }
 
+/// The tree of a device that stays is there while its interface gets another name. A reader that
+/// followed the link before may find the old directory gone, once.
+#[test]
+fn a_device_has_its_files_while_its_interface_is_renamed() {
+    let scratch = Scratch::new();
+    let root = scratch.root();
+    let mut devices = [device(0, &[Some([192, 0, 2, 77])])];
+    tree::show(&root, &devices).unwrap();
+    let ended = AtomicU32::new(0);
+    let file = root.join("sys/class/infiniband/roce0/ports/1/state");
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut looks = 0;
+            while ended.load(Ordering::Relaxed) == 0 {
+                assert!(file.exists() || file.exists(), "after {looks} looks");
+                looks += 1;
+            }
+            looks
+        });
+        for renamed in 0..50 {
+            devices[0].interface.name = format!("d{}", renamed % 2);
+            tree::show(&root, &devices).unwrap();
+        }
+        ended.store(1, Ordering::Relaxed);
+        assert!(reader.join().unwrap() > 0);
+    });
+    assert_eq!(fs::read_dir(root.join("sys/devices/rocinante")).unwrap().count(), 1);
+}
+
 #[test]
 fn processes_that_share_a_directory_share_names() {
     let scratch = Scratch::new();
