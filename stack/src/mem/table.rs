@@ -7,6 +7,9 @@ use super::entry::{Entry, EntryKind, Slot};
 use super::region::{Atomic, Checked, Read, Region, Sge, Write};
 use crate::types::{Key, Qpn};
 
+/// The slots of a table with few entries.
+const SLOTS_MIN: usize = 32;
+
 /// The registered regions and the windows by key.
 ///
 /// The upper 24 bits of a key are random; the table finds the region or window by them. The lower 8
@@ -25,8 +28,7 @@ impl RegionTable {
     /// A table for at most `max` regions and windows.
     #[must_use]
     pub fn new(max: usize) -> Self {
-        let slots = vec![Slot::Empty; (max.max(1) * 2).next_power_of_two()].into_boxed_slice();
-        Self { slots, used: 0, max, owned: 0 }
+        Self { slots: empty(SLOTS_MIN), used: 0, max, owned: 0 }
     }
 
     /// Number of regions and windows.
@@ -84,13 +86,25 @@ impl RegionTable {
         while key >> 8 == 0 || self.find_tag(key).is_some() {
             key = key.wrapping_mul(0x9e37_79b1).wrapping_add(0x7f4a_7c15);
         }
-        let mut at = self.home(key);
+        self.used += 1;
+        if self.used * 2 > self.slots.len() {
+            let twice = empty(self.slots.len() * 2);
+            for slot in std::mem::replace(&mut self.slots, twice) {
+                self.place(slot);
+            }
+        }
+        self.place(Slot::Taken(Key(key), entry));
+        Some(Key(key))
+    }
+
+    /// Puts an entry where look-ups find it.
+    fn place(&mut self, slot: Slot) {
+        let Slot::Taken(key, _) = slot else { return };
+        let mut at = self.home(key.0);
         while matches!(self.slots[at], Slot::Taken(..)) {
             at = (at + 1) & (self.slots.len() - 1);
         }
-        self.slots[at] = Slot::Taken(Key(key), entry);
-        self.used += 1;
-        Some(Key(key))
+        self.slots[at] = slot;
     }
 
     /// Removes a region: from now on its key is refused, and so are those of the windows that are
@@ -207,6 +221,11 @@ impl RegionTable {
     }
 }
 
+/// Slots without entries: a power of two.
+fn empty(slots: usize) -> Box<[Slot]> {
+    vec![Slot::Empty; slots].into_boxed_slice()
+}
+
 /// Regions have no owner, and windows no local key.
 const fn local(pd: PdId) -> Accessor {
     Accessor { pd, qpn: Qpn::new(0) }
@@ -313,6 +332,26 @@ mod tests {
             assert_eq!(table.get(*key).is_some(), i % 2 == 1);
         }
         assert_eq!(table.len(), 32);
+    }
+
+    #[test]
+    fn the_table_grows_with_its_entries() {
+        let mut table = RegionTable::new(1000);
+        let keys: Vec<Key> = (0..1000u32)
+            .map(|i| {
+                let slots = table.slots.len();
+                let key = table.insert(region(u64::from(i), 64, Access::ALL), i << 8).unwrap();
+                assert!(table.slots.len() == slots || table.slots.len() == 2 * slots);
+                assert!(table.slots.len() >= 2 * table.len());
+                key
+            })
+            .collect();
+        assert_eq!((SLOTS_MIN, table.slots.len()), (32, 2048));
+        for (i, key) in keys.into_iter().enumerate() {
+            assert_eq!(table.get(key).unwrap().start, i as u64);
+            assert!(table.remove(key).is_some());
+        }
+        assert!(table.slots.iter().all(|slot| matches!(slot, Slot::Empty)));
     }
 
     #[test]
