@@ -8,12 +8,15 @@
 
 mod ledger;
 mod read;
+#[allow(unreachable_pub, reason = "tests/models uses it as a module of its own")]
+mod sequence;
 mod write;
 
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic as atomics;
 
 use rustix::net::{RecvFlags, ReturnFlags};
 use serde::{Deserialize, Serialize};

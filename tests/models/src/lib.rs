@@ -5,7 +5,8 @@
 //! [`provider::sync`] and [`provider::wake`] replace the modules of those names: locks with the
 //! orderings of `parking_lot`, and descriptors that behave as the kernel's do. [`soft`] has the
 //! real `core.rs`, `background.rs`, `posting.rs`, `front.rs`, `staging.rs` and `announce.rs`,
-//! around a minimal engine and a minimal shard.
+//! around a minimal engine and a minimal shard. [`sequence`] is of a page of counters, whose
+//! two sides are processes.
 //!
 //! Loom treats `SeqCst` of a load or a store as acquire and release. Where the order of two
 //! variables counts, the code needs a fence.
@@ -14,10 +15,13 @@
 
 pub mod model;
 pub mod provider;
+#[path = "../../../netdev/src/handed/page/sequence.rs"]
+pub mod sequence;
 pub mod soft;
 #[path = "../../../verbs-api/soft/src/tuning.rs"]
 mod tuning;
 
+use loom::sync::atomic as atomics;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};

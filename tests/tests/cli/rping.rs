@@ -38,6 +38,19 @@ fn sizes_and_many_clients_of_one_server() {
     }
 }
 
+/// A host has one such process for each of its servers.
+#[test]
+fn an_idle_device_takes_little_memory() {
+    let Addresses { server, .. } = Addresses::new();
+    let mut idle = start(&format!("rping -s -a {server} --netdev udp"));
+    idle.says("waiting for a client");
+    let rollup =
+        std::fs::read_to_string(format!("/proc/{}/smaps_rollup", idle.child.id())).unwrap();
+    let own = rollup.lines().find_map(|line| line.strip_prefix("Pss_Anon:")).unwrap();
+    let kib: u64 = own.trim().strip_suffix(" kB").unwrap().parse().unwrap();
+    assert!((100..3 << 10).contains(&kib), "{rollup}");
+}
+
 #[test]
 fn errors_say_what_to_do() {
     let Addresses { server, client } = Addresses::new();

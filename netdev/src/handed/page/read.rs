@@ -4,15 +4,12 @@
 use std::fs::File;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::unix::fs::FileExt as _;
-use std::sync::atomic::{Ordering, fence};
 
+use super::sequence::consistent;
 use super::{
     COUNTERS, Head, OBJECTS, QueuePair, ROW_BYTES, ROWS_AT, SECTION_BYTES, SECTIONS_AT, SERVICES,
     SHARDS_MAX, STATES, VERSION, head, rows_of, section,
 };
-
-/// A part that is being written is read this number of times.
-const ATTEMPTS: usize = 8;
 
 /// A page at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,17 +84,6 @@ fn read_section<T>(
         let words = words(page, at)?;
         let more = more(&words)?;
         Some((words, more))
-    })
-}
-
-/// The result of `read`, if the sequence number was even and the same before and behind it.
-fn consistent<T>(sequence: impl Fn() -> Option<u64>, read: impl Fn() -> Option<T>) -> Option<T> {
-    (0..ATTEMPTS).find_map(|_| {
-        let before = sequence().filter(|number| number % 2 == 0)?;
-        fence(Ordering::Acquire);
-        let read = read()?;
-        fence(Ordering::Acquire);
-        (sequence()? == before).then_some(read)
     })
 }
 

@@ -3,8 +3,9 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use super::sequence::under;
 use super::{
     BYTES, Head, OBJECTS, QueuePair, ROW_BYTES, ROWS_AT, SECTION_BYTES, SECTIONS_AT, SHARDS_MAX,
     VERSION, head, rows_of, section,
@@ -66,15 +67,6 @@ fn publish_head(words: &[AtomicU64], head: &Head) {
         put(&words[head::WHY], &head.why);
     });
     words[head::VERSION].store(VERSION, Ordering::Release);
-}
-
-/// Writes under a sequence number. The one that it finds may be any.
-fn under(sequence: &AtomicU64, write: impl FnOnce()) {
-    let odd = sequence.load(Ordering::Relaxed) | 1;
-    sequence.store(odd, Ordering::Relaxed);
-    fence(Ordering::Release);
-    write();
-    sequence.store(odd.wrapping_add(1), Ordering::Release);
 }
 
 fn set(word: &AtomicU64, value: u64) {
