@@ -25,8 +25,15 @@ const PROGRAMS: [(&str, &str); 3] = [
 ];
 /// The directory of the files that start the agent.
 const AGENT: &str = "host/agent/dist";
-const AGENT_FILES: &str =
-    "Containerfile agent.toml alerts.yml cdi.json grafana.json rocinante-agent.service";
+const AGENT_FILES: [&str; 7] = [
+    "Containerfile",
+    "agent.toml",
+    "alerts.yml",
+    "cdi.json",
+    "grafana.json",
+    "rocinante-agent.service",
+    "rocinante.cil",
+];
 /// The libraries that `rocinante run` preloads: as cargo builds them, and as they are called beside
 /// the command.
 const LIBRARIES: [(&str, &str); 2] = [
@@ -73,7 +80,7 @@ pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
             let bytes = fs::metadata(&program).map_or(0, |file| file.len());
             println!("{}: {bytes} bytes", program.display());
         }
-        for file in AGENT_FILES.split(' ') {
+        for file in AGENT_FILES {
             files::copy(Path::new(AGENT).join(file), folder.join("agent").join(file))?;
         }
         let program = folder.join("rocinante");

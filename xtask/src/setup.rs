@@ -23,6 +23,8 @@ pub(crate) const TESTS: &[&str] = &[
     "ucx-utils", "openmpi-bin", "libopenmpi-dev",
     // Counts instructions.
     "valgrind", "tshark",
+    // Compiles the agent's policy for SELinux.
+    "secilc",
     // Encrypted links.
     "wireguard-go", "wireguard-tools",
     // The guest of the interoperability tests, and the programs that unpack its kernel.

@@ -63,3 +63,29 @@ fn a_configuration_is_checked_without_an_agent() {
     std::fs::remove_file(&wrong).expect("removed");
     assert!(!is_good && said.contains("ports_max is at least 1"), "{said}");
 }
+
+/// The policy compiles beside the names that it needs of the distribution's.
+#[test]
+fn the_module_for_selinux_compiles() {
+    const HERE: &str = env!("CARGO_MANIFEST_DIR");
+    let [module, base] = ["dist/rocinante.cil", "tests/agent/base.cil"];
+    let out = std::env::temp_dir().join(format!("agent-policy-{}", std::process::id()));
+    std::fs::create_dir(&out).expect("a directory");
+    let mut command = Command::new("secilc");
+    command.args(["-M", "1", "-o"]).arg(out.join("policy")).arg("-f").arg(out.join("contexts"));
+    command.args([base, module].map(|file| format!("{HERE}/{file}")));
+    let compiled = command.output();
+    let contexts = std::fs::read_to_string(out.join("contexts"));
+    std::fs::remove_dir_all(&out).expect("removed");
+    let compiled = match compiled {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return println!("SKIPPED unit::the_module_for_selinux_compiles: no secilc");
+        }
+        compiled => compiled.expect("it runs"),
+    };
+    assert!(compiled.status.success(), "{compiled:?}");
+    let contexts = contexts.expect("written");
+    for file in ["/run/rocinante(/.*)?", "/usr/bin/rocinante-agent"] {
+        assert!(contexts.lines().any(|line| line.starts_with(file)), "{contexts}");
+    }
+}
