@@ -23,10 +23,8 @@ pub(crate) const TESTS: &[&str] = &[
     "ucx-utils", "openmpi-bin", "libopenmpi-dev",
     // Counts instructions.
     "valgrind", "tshark",
-    // Compiles the agent's policy for SELinux.
-    "secilc",
-    // Encrypted links.
-    "wireguard-go", "wireguard-tools",
+    // Encrypted links, and what compiles policies for SELinux.
+    "wireguard-go", "wireguard-tools", "secilc",
     // The guest of the interoperability tests, and the programs that unpack its kernel.
     "qemu-system-x86", "xz-utils", "zstd",
 ];
