@@ -20,7 +20,7 @@ use rustix::net::{
     SocketFlags, SocketType, UCred, connect, send, sendmsg, socket_with,
     sockopt::set_socket_linger,
 };
-use rustix::process::{Gid, Pid, Uid};
+use rustix::process::{Gid, Pid, Resource, Rlimit, Uid};
 
 /// The variable that has the path of the agent's socket.
 const SOCKET: &str = "TEST_AGENT_SOCKET";
@@ -161,6 +161,7 @@ pub(crate) fn run() {
     let (mut leases, mut sockets) = (Vec::new(), Vec::<OwnedFd>::new());
     let mut ports = Vec::<AnyPort>::new();
     let mut silent = Vec::new();
+    let mut places = Vec::<OwnedFd>::new();
     let mut asked = None;
     if std::env::var_os(INHERITED).is_some() {
         asked = std::io::stderr().as_fd().try_clone_to_owned().ok();
@@ -290,6 +291,16 @@ pub(crate) fn run() {
                     page::ask(connected(&path).expect("an agent"), key).expect("sent");
                 });
                 "done".into()
+            }
+            (Some("occupy"), Some(count)) => {
+                let count: u64 = count.parse().expect("a number");
+                let limit = rustix::process::getrlimit(Resource::Nofile);
+                let raised = Rlimit { current: limit.maximum, ..limit };
+                rustix::process::setrlimit(Resource::Nofile, raised).expect("as permitted");
+                let stdin = std::io::stdin();
+                let copy = |_| stdin.as_fd().try_clone_to_owned().ok();
+                places.extend((0..count).map_while(copy));
+                places.len().to_string()
             }
             (Some("hang-up"), _) => {
                 leases.clear();

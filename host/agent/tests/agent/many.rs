@@ -1,5 +1,6 @@
 //! Two hundred containers: the costs of an attachment, of the agent and of the kernel.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use rocinante_netdev::Backend;
@@ -175,4 +176,66 @@ fn a_hundred_ports_of_afxdp() {
     assert!((200 << 20..240 << 20).contains(&counted), "2 MiB each, and some: {counted}");
     // None of it is mapped by the agent any more.
     assert!(resident <= RESIDENT_KIB_MAX, "{resident} KiB");
+}
+
+/// The times of a container alone, and beside others that do their worst.
+#[test]
+fn a_container_is_served_beside_hostile_ones() {
+    const PLACES: usize = 8192;
+    let mut host = host_or_skip!("many::a_container_is_served", 3);
+    host.configure("requests_per_second = 1000");
+    host.start();
+    let mut asker = host.asker(0);
+    asker.tell("rights");
+    let [address, searched, flooding] = [0, 1, 2].map(|nth| host.addresses(nth)[0]);
+    let mut times = |beside: &str| {
+        let time = |_| {
+            let time = asker.timed(address);
+            asker.tell("close");
+            eventually("the agent has closed it", || host.slots(0).is_empty());
+            time
+        };
+        let mut times: Vec<u64> = (0..100).map(time).collect();
+        times.sort_unstable();
+        println!("a port {beside}, us: median {} p99 {}", times[50], times[98]);
+    };
+    times("alone");
+    // Each closed port has the places of a container's processes searched.
+    let mut four: Vec<Asker> = (0..4).map(|_| host.asker(1)).collect();
+    for asker in &mut four {
+        assert_eq!(asker.tell(&format!("occupy {PLACES}")), PLACES.to_string());
+    }
+    let ask = |asker: &mut Asker| {
+        asker.tell(&format!("ask {searched}"));
+        asker.tell("close");
+    };
+    let other = || times("beside four loops over 32,768 places");
+    beside(four, ask, other);
+    let four = (0..4).map(|_| host.asker(2)).collect();
+    let flood = |asker: &mut Asker| drop(asker.tell(&format!("flood 200 {flooding}")));
+    beside(four, flood, || times("beside four floods of requests"));
+}
+
+/// Has each of these programs do something again and again, beside something else.
+fn beside(programs: Vec<Asker>, again: impl Fn(&mut Asker) + Sync, other: impl FnOnce()) {
+    /// Ends the loops, also if the other thing fails.
+    struct End<'a>(&'a AtomicBool);
+    impl Drop for End<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let (is_over, again) = (AtomicBool::new(false), &again);
+    std::thread::scope(|scope| {
+        let end = End(&is_over);
+        for mut asker in programs {
+            let is_over = end.0;
+            scope.spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    again(&mut asker);
+                }
+            });
+        }
+        other();
+    });
 }
