@@ -185,8 +185,10 @@ impl Journal {
                 let drops = Counts(Reason::ALL.iter().zip(&drops));
                 tracing::warn!(container, "dropped forged frames in the last minute: {drops}");
             }
-            if !held.is_empty() {
-                let Held { refusals, others } = held;
+            let Held { refusals, others } = held;
+            if refusals.is_empty() && others > 0 {
+                tracing::info!(container, "left out {others} lines of the last minute");
+            } else if !refusals.is_empty() {
                 let mut refusals: Vec<_> =
                     refusals.into_iter().map(|(code, count)| (Named(code), count)).collect();
                 refusals.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
@@ -341,6 +343,14 @@ mod tests {
         let more = "<4>refused 4 requests more in the last minute: in_use 4";
         assert_eq!(lines[3], format!("{more} container=\"veth3\" others=14"));
         assert_eq!(lines.len(), 4, "{said}");
+        // Without refusals there is nothing to warn of.
+        let (journal, known) = (Journal::default(), BTreeSet::from([1]));
+        let said = written(true, || {
+            assert!((0..LINES_MAX).all(|_| journal.permits(ONE, Level::INFO, now)));
+            (0..2).for_each(|_| assert!(!journal.permits(ONE, Level::INFO, now)));
+            journal.sum(&known, now);
+        });
+        assert_eq!(said, "<6>left out 2 lines of the last minute container=\"net:[1]\"\n");
     }
 
     #[test]
