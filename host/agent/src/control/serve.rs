@@ -18,7 +18,7 @@ use crate::closers::Foreign;
 use crate::limits::Share;
 use crate::ready::ready;
 
-/// Connections at a time.
+/// Connections that are read at a time. More wait: an engine may start all its containers at once.
 const CLIENTS_MAX: usize = 16;
 /// The longest that a client may take to send its command, or to make room for a reply.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -50,7 +50,7 @@ impl Clients {
         if ![0, rustix::process::geteuid().as_raw()].contains(&peer.uid()) {
             return;
         }
-        let Ok(_place) = Arc::clone(&self.places).try_acquire_owned() else { return };
+        let Ok(_place) = Arc::clone(&self.places).acquire_owned().await else { return };
         let both = Interest::READABLE | Interest::WRITABLE;
         let Ok(connection) = ready(connection, both) else { return };
         let request = tokio::time::timeout(PATIENCE, received(&connection)).await;
@@ -167,6 +167,38 @@ mod tests {
         assert_eq!(said[4999], "{\"released\":{\"name\":\"4999\"}}\n");
         assert_eq!(said[5000], "{\"done\":{}}\n");
         assert!(took < PATIENCE, "{took:?}");
+    }
+
+    #[test]
+    fn many_clients_at_once_are_all_answered() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let clients = Arc::new(Clients::default());
+        let works = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let flags = SocketFlags::CLOEXEC;
+        let mut ends = Vec::new();
+        runtime.expect("a runtime").block_on(async {
+            let mut all = tokio::task::JoinSet::new();
+            for _ in 0..4 * CLIENTS_MAX {
+                let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+                let (client, agents) = pair.expect("a pair");
+                rustix::io::ioctl_fionbio(&agents, true).expect("as it is accepted");
+                send(&client, STATUS, SendFlags::empty()).expect("sent");
+                let connection = Foreign::new(agents, Share::Stranger, &Arc::<Closers>::default());
+                let (clients, works) = (Arc::clone(&clients), Arc::clone(&works));
+                let work = move |_: &Request, _: &mut dyn FnMut(Reply)| {
+                    works.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                };
+                all.spawn(async move { clients.serve(connection, work).await });
+                ends.push(client);
+            }
+            while all.join_next().await.is_some() {}
+        });
+        assert_eq!(works.load(std::sync::atomic::Ordering::Relaxed), ends.len());
+        for client in ends {
+            let mut bytes = [0; 64];
+            let got = recv(&client, &mut bytes[..], RecvFlags::empty()).expect("received").0;
+            assert_eq!(&bytes[..got], b"{\"done\":{}}\n");
+        }
     }
 
     #[test]
