@@ -12,6 +12,7 @@ use crate::ROCE_PORT;
 use crate::kernel::descriptors::patiently;
 use crate::kernel::interface::Interface;
 use crate::kernel::rtnl::{RouteKind, RouteQuery, Rtnl, Way};
+use crate::kernel::worded::worded;
 use crate::port::config::{PortConfig, Shards};
 use crate::port::contract::{Backend, PathSpec};
 use crate::port::error::OpenError;
@@ -240,7 +241,7 @@ pub(super) fn open_group(
             Some(libc::EMFILE | libc::ENFILE) => ": raise the limit of open files (`ulimit -n`)",
             _ => "",
         };
-        io::Error::new(e.kind(), format!("cannot {doing} {group} on {}: {e}{hint}", iface.name))
+        worded(e, format!("cannot {doing} {group} on {}: {e}{hint}", iface.name))
     };
     let socket = Socket::new(v6).map_err(|e| what("make a UDP socket for", &e))?;
     if !home.has(&socket) {
