@@ -1,7 +1,7 @@
 """A ping-pong whose client ends right after its last completion, again and again: its peer sees no
 error. Arguments: server or client, the other's address or `-`, rounds, and how the client ends. If
-that is `quiet`, by exit(3) after messages that need not ask for acknowledgements; if it is `forked`, so
-too, as the child of a program that has the device."""
+that is `quiet`, by exit(3) after messages that need not ask for acknowledgements; if it is `forked`,
+so too, as the child of a program that has the device."""
 
 import os
 import socket
