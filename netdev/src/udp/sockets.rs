@@ -487,3 +487,39 @@ pub(super) fn to_itself(
     let itself = socket_address(iface, address, socket.local_port()?, 0);
     Ok((socket, Dest { name: SockAddr::new(&itself), tos: None, ttl: None }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of one link, or of the machine: a link-local address alone names no link.
+    #[test]
+    fn an_address_of_the_link_names_its_interface() {
+        let iface = Interface {
+            name: "v0".into(),
+            index: 7,
+            mtu: 1500,
+            mac: [2; 6],
+            up: true,
+            loopback: false,
+            addresses: Vec::new(),
+        };
+        for (address, label, scope) in [
+            ("10.0.0.1", 0x1_2345, None),
+            ("fd00::1", 0, Some(0)),
+            ("fd00::1", 0xf_ffff, Some(0)),
+            ("fe80::1", 0x1_2345, Some(7)),
+            ("ff02::77", 0, Some(7)),
+            ("ff15::77", 0, Some(7)),
+        ] {
+            let ip: IpAddr = address.parse().expect("an address");
+            let expected = match ip {
+                IpAddr::V4(_) => SocketAddr::new(ip, ROCE_PORT),
+                IpAddr::V6(ip) => {
+                    SocketAddrV6::new(ip, ROCE_PORT, label, scope.expect("of IPv6")).into()
+                }
+            };
+            assert_eq!(socket_address(&iface, ip, ROCE_PORT, label | 0xfff0_0000), expected);
+        }
+    }
+}
