@@ -49,6 +49,7 @@ pub use kernel::interface::{Interface, Unusable, WhyUnusable};
 #[doc(hidden)]
 pub use kernel::tcx::{TcxDepartures, TcxDrop, tcx_programs};
 pub use kernel::watch::InterfaceWatch;
+pub use kernel::worded::{errno, worded};
 pub use port::config::{PacketConfig, PortConfig, Shards, UdpConfig, XdpConfig};
 pub use port::contract::{
     Backend, Capabilities, Path, PathId, PathSpec, Port, PortRuns, PortStats, QueueKind, Runs,

@@ -14,13 +14,14 @@ use rocinante::{OpenOptions, VerbsError};
 use rocinante_netdev::sim::SimNet;
 use sim::{ADDRESSES, Side, sides};
 
+const EMFILE: i32 = 24;
+
 /// All descriptors that the process may have.
 fn take_all() -> Vec<File> {
     std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
 }
 
 fn is_lack<T>(result: Result<T, VerbsError>) -> bool {
-    const EMFILE: i32 = 24;
     match result {
         Err(VerbsError::Io(error)) => error.raw_os_error() == Some(EMFILE),
         _ => false,
@@ -86,6 +87,7 @@ fn whoever_finds_no_descriptor_leaves_nothing_and_tries_again() {
         drop(all);
         let refused = refused.expect_err("a socket takes a descriptor");
         assert!(refused.to_string().contains("Too many open files"), "{refused}");
+        assert_eq!(refused.errno(), EMFILE, "{refused}");
         assert_eq!(ctx.resources(), without);
         qp.attach_mcast(group).unwrap();
         assert_ne!(ctx.resources(), without);
@@ -95,7 +97,7 @@ fn whoever_finds_no_descriptor_leaves_nothing_and_tries_again() {
     // A device needs descriptors, too, and gives back those that it got.
     let all = take_all();
     let count = || std::fs::read_dir("/proc/self/fd").map(Iterator::count);
-    assert_eq!(count().unwrap_err().raw_os_error(), Some(24));
+    assert_eq!(count().unwrap_err().raw_os_error(), Some(EMFILE));
     drop(all);
     let before = count().unwrap();
     for spare in 0..6 {

@@ -310,6 +310,8 @@ fn outlive(ctx: &Context, listener: &std::net::TcpListener, last: &str) -> Resul
 fn end_after(last: &str, addresses: &str) -> Result<(), VerbsError> {
     let (own, peer) = addresses.split_once(',').unwrap();
     let ctx = Context::open(own.parse().unwrap())?;
+    // It ends with each of its devices.
+    let _other = Context::open(rocinante::doc::addresses().0)?;
     let mut exchange = Exchange::connect(peer.parse().unwrap(), Duration::from_secs(10))?;
     let channel = ctx.create_comp_channel()?;
     let cq = ctx.create_cq_with(4, &channel)?;

@@ -230,6 +230,8 @@ impl<T: Send> Drop for Foreign<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::os::unix::net::UnixDatagram;
     use std::sync::mpsc::{Receiver, channel};
 
     use super::*;
@@ -288,6 +290,45 @@ mod tests {
         let (to, from) = channel();
         closers.run(share, move || to.send(()).expect("it waits"));
         from.recv_timeout(SOON).expect("the next one is done");
+    }
+
+    /// The first job of a thread, a later one after a long one, and those of later threads.
+    #[test]
+    fn each_wait_is_ended_as_soon_as_the_first_of_its_thread() {
+        let runtime = handled();
+        let (closers, share) = (Arc::<Closers>::default(), Share::Container(1));
+        let is_interrupted = || {
+            let (silent, _other) = UnixDatagram::pair().expect("sockets");
+            // With a limit the kernel does not begin the wait anew.
+            silent.set_read_timeout(Some(3 * SOON)).expect("a limit");
+            silent.recv(&mut [0]).is_err_and(|e| e.kind() == io::ErrorKind::Interrupted)
+        };
+        let pause = |closers: &Closers| closers.lock().threads.values().next().map(|it| it.pause);
+        for round in 0..3 {
+            let (to, from) = channel::<()>();
+            drop(Foreign::new(Hanging(from), share, &closers));
+            let start = Instant::now();
+            while pause(&closers) != Some(PAUSES[1]) {
+                assert!(start.elapsed() < SOON, "round {round}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let (began, begins) = channel();
+            // One of them has its processor at once.
+            for _ in 0..5 {
+                let (it, began) = (Arc::clone(&closers), began.clone());
+                closers.run(share, move || began.send(pause(&it)).expect("it is waited for"));
+            }
+            drop(to);
+            let pauses = [(); 5].map(|()| begins.recv_timeout(SOON).expect("a job"));
+            assert!(pauses.iter().min() < Some(&Some(PAUSES[1])), "round {round}: {pauses:?}");
+            let job = closers.result(share, is_interrupted);
+            let job = async { tokio::time::timeout(SOON, job).await };
+            assert_eq!(runtime.block_on(job), Ok(Some(true)), "round {round}");
+            while closers.lock().is_watched {
+                assert!(start.elapsed() < SOON, "nothing is left to watch");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
     }
 
     #[test]

@@ -14,3 +14,4 @@ pub(crate) mod rights;
 pub mod rtnl;
 pub(crate) mod tcx;
 pub(crate) mod watch;
+pub(crate) mod worded;

@@ -10,6 +10,7 @@ use super::sys::{Dest, Socket};
 use crate::ROCE_PORT;
 use crate::kernel::interface::Interface;
 use crate::kernel::recent::Recent;
+use crate::kernel::worded::worded;
 use crate::port::contract::{Path, PathId, PathSpec};
 use crate::port::error::{not_an_address_of_the_port, two_families};
 use crate::tuning::udp::{BULK_RUNS, IDLE_MAX, SENDERS_MAX};
@@ -166,8 +167,7 @@ impl Paths {
             return Ok(*known);
         }
         let found = sockets::way(&self.iface, self.home, spec).map_err(|e| {
-            let what = format!("cannot send from {} to {}: {e}", spec.local, spec.remote);
-            io::Error::new(e.kind(), what)
+            worded(&e, format!("cannot send from {} to {}: {e}", spec.local, spec.remote))
         })?;
         let Some(found) = found else { return Ok(Leaving::Anyhow) };
         self.checked.put(now, way, found);

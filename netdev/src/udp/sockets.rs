@@ -12,6 +12,7 @@ use crate::ROCE_PORT;
 use crate::kernel::descriptors::patiently;
 use crate::kernel::interface::Interface;
 use crate::kernel::rtnl::{RouteKind, RouteQuery, Rtnl, Way};
+use crate::kernel::worded::worded;
 use crate::port::config::{PortConfig, Shards};
 use crate::port::contract::{Backend, PathSpec};
 use crate::port::error::OpenError;
@@ -240,7 +241,7 @@ pub(super) fn open_group(
             Some(libc::EMFILE | libc::ENFILE) => ": raise the limit of open files (`ulimit -n`)",
             _ => "",
         };
-        io::Error::new(e.kind(), format!("cannot {doing} {group} on {}: {e}{hint}", iface.name))
+        worded(e, format!("cannot {doing} {group} on {}: {e}{hint}", iface.name))
     };
     let socket = Socket::new(v6).map_err(|e| what("make a UDP socket for", &e))?;
     if !home.has(&socket) {
@@ -485,4 +486,40 @@ pub(super) fn to_itself(
     socket.bind(&socket_address(iface, address, 0, 0))?;
     let itself = socket_address(iface, address, socket.local_port()?, 0);
     Ok((socket, Dest { name: SockAddr::new(&itself), tos: None, ttl: None }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of one link, or of the machine: a link-local address alone names no link.
+    #[test]
+    fn an_address_of_the_link_names_its_interface() {
+        let iface = Interface {
+            name: "v0".into(),
+            index: 7,
+            mtu: 1500,
+            mac: [2; 6],
+            up: true,
+            loopback: false,
+            addresses: Vec::new(),
+        };
+        for (address, label, scope) in [
+            ("10.0.0.1", 0x1_2345, None),
+            ("fd00::1", 0, Some(0)),
+            ("fd00::1", 0xf_ffff, Some(0)),
+            ("fe80::1", 0x1_2345, Some(7)),
+            ("ff02::77", 0, Some(7)),
+            ("ff15::77", 0, Some(7)),
+        ] {
+            let ip: IpAddr = address.parse().expect("an address");
+            let expected = match ip {
+                IpAddr::V4(_) => SocketAddr::new(ip, ROCE_PORT),
+                IpAddr::V6(ip) => {
+                    SocketAddrV6::new(ip, ROCE_PORT, label, scope.expect("of IPv6")).into()
+                }
+            };
+            assert_eq!(socket_address(&iface, ip, ROCE_PORT, label | 0xfff0_0000), expected);
+        }
+    }
 }

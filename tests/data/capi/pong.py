@@ -1,6 +1,7 @@
 """A ping-pong whose client ends right after its last completion, again and again: its peer sees no
 error. Arguments: server or client, the other's address or `-`, rounds, and how the client ends. If
-that is `quiet`, by exit(3) after messages that need not ask for acknowledgements."""
+that is `quiet`, by exit(3) after messages that need not ask for acknowledgements; if it is `forked`,
+so too, as the child of a program that has the device."""
 
 import os
 import socket
@@ -119,7 +120,7 @@ def ping(address, how):
         assert not wrong, f"{wrong}, not polled for {side.pause:.3f} s"
     if how == "_exit":
         os._exit(0)
-    if how in ("exit", "quiet"):
+    if how in ("exit", "quiet", "forked"):
         c.CDLL(None).exit(0)
 
 
@@ -128,8 +129,9 @@ if role == "server":
     listener = socket.create_server(("", MEETING))
     sys.stderr.write("ready\n")
     sys.stderr.flush()
-    serve(listener, how == "quiet")
+    serve(listener, how in ("quiet", "forked"))
 else:
+    parents = Side() if how == "forked" else None
     for _ in range(rounds):
         child = os.fork()
         if child == 0:

@@ -928,6 +928,20 @@ static void lose(void)
 	// A wildcard is on no device.
 	struct rdma_cm_event *last = event(on, RDMA_CM_EVENT_DEVICE_REMOVAL);
 	CHECK(last->id == way && !rdma_ack_cm_event(last) && !is_readable(on, 0));
+	// It listens on at those that are left.
+	struct rdma_cm_id *client = id(on, RDMA_PS_TCP);
+	CHECK(!rdma_resolve_addr(client, NULL, at("127.0.0.1", 5023), 1000));
+	CHECK(status_of(on, RDMA_CM_EVENT_ADDR_RESOLVED) == 0);
+	CHECK(!rdma_resolve_route(client, 1000));
+	CHECK(status_of(on, RDMA_CM_EVENT_ROUTE_RESOLVED) == 0);
+	queue_pair(client);
+	ask(client, "");
+	asked = event(on, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *late = asked->id;
+	CHECK(asked->listen_id == any && !rdma_ack_cm_event(asked));
+	gone(late);
+	CHECK(status_of(on, RDMA_CM_EVENT_REJECTED) == 28);
+	gone(client);
 	gone(unread);
 	gone(unanswered);
 	gone(child);

@@ -262,6 +262,9 @@ static void commands_without_an_answer(int fd, const char *address)
 	struct rdma_ucm_event_resp *event = (void *)(uintptr_t)get.response;
 	CHECK(event->id == joined && event->uid == 3);
 	int second = open_file();
+	// Not by a file that it is not of: the group is there still.
+	struct rdma_ucm_destroy_id early = { rw, joined, 0 };
+	CHECK(command(second, RDMA_USER_CM_CMD_LEAVE_MCAST, &early, sizeof early, 4) == EINVAL);
 	struct rdma_ucm_migrate_id migrate = { ro, id, fd };
 	CHECK(command(second, RDMA_USER_CM_CMD_MIGRATE_ID, &migrate, sizeof migrate, 4) == EFAULT);
 	CHECK(!query_into(second, id, rw));

@@ -252,6 +252,41 @@ static void no_answer(struct rdma_event_channel *on, const char *dead, const cha
 	CHECK(status_of(on, RDMA_CM_EVENT_ADDR_RESOLVED) == 0);
 	gone(it);
 	gone(other);
+	// It is bound to no device again, and another one has the way.
+	struct rdma_cm_id *elsewhere = id(on, 0);
+	CHECK(!rdma_resolve_addr(elsewhere, NULL, at(dead, NULL, 1), 300));
+	CHECK(status_of(on, RDMA_CM_EVENT_ADDR_ERROR) == -ETIMEDOUT);
+	CHECK(!rdma_resolve_addr(elsewhere, NULL, at("127.0.0.1", NULL, 1), 20000));
+	CHECK(status_of(on, RDMA_CM_EVENT_ADDR_RESOLVED) == 0);
+	gone(elsewhere);
+}
+
+static unsigned access_of(struct rdma_cm_id *it)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT };
+	int mask;
+	CHECK(!rdma_init_qp_attr(it, &attr, &mask));
+	return attr.qp_access_flags;
+}
+
+// A connection that is refused at once can be asked for again, and peers have no rights till then.
+static void too_long(struct rdma_event_channel *on, const char *peer)
+{
+	static const char words[57];
+	struct rdma_cm_id *it = id(on, 0);
+	CHECK(!rdma_resolve_addr(it, NULL, at(peer, NULL, SERVED), 20000));
+	CHECK(status_of(on, RDMA_CM_EVENT_ADDR_RESOLVED) == 0);
+	CHECK(!rdma_resolve_route(it, 20000));
+	CHECK(status_of(on, RDMA_CM_EVENT_ROUTE_RESOLVED) == 0);
+	queue_pair(it);
+	struct rdma_conn_param param = { .private_data = words, .private_data_len = 57 };
+	CHECK(access_of(it) == 0);
+	CHECK(rdma_connect(it, &param) == -1 && errno == EINVAL);
+	CHECK(access_of(it) == 0);
+	param.private_data_len = 56;
+	CHECK(!rdma_connect(it, &param));
+	CHECK(established(on) == '4');
+	over(on, it);
 }
 
 static void nothing(int signal)
@@ -265,6 +300,7 @@ static void ask(const char *peer, const char *dead)
 	wildcards(on, peer);
 	links(on);
 	no_answer(on, dead, peer);
+	too_long(on, peer);
 	struct rdma_cm_id *it = resolved(on, NULL, at(peer, NULL, SERVED));
 	CHECK(established(on) == '4');
 	sigset_t cut;

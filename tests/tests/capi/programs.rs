@@ -142,7 +142,8 @@ fn the_end_right_after_the_last_completion_leaves_the_peer_no_error() {
     let (library, pair) = (Library::new(), pair());
     let [a, b] = pair.containers();
     let script = library.script("pong.py");
-    for (how, rounds) in [("return", 40), ("exit", 40), ("_exit", 200), ("quiet", 10)] {
+    let ways = [("return", 40), ("exit", 40), ("_exit", 200), ("quiet", 10), ("forked", 10)];
+    for (how, rounds) in ways {
         let mut server = library.start(b, &format!("{script} server - 0 {how}"));
         server.says("ready");
         let mut client = library.command(&format!("{script} client {} {rounds} {how}", b.ipv4()));
@@ -171,8 +172,22 @@ for index in 0, 1, 0:
 print('done')
 ";
 
+const CLOSE_AND_FORK: &str = "\
+import ctypes as c, os
+lib = c.CDLL('libibverbs.so.1')
+lib.ibv_get_device_list.restype = lib.ibv_open_device.restype = c.c_void_p
+lib.ibv_create_comp_channel.restype = c.c_void_p
+devices = lib.ibv_get_device_list(None)
+context = c.c_void_p(lib.ibv_open_device(c.c_void_p.from_address(devices)))
+channel = c.c_void_p(lib.ibv_create_comp_channel(context))
+assert not lib.ibv_destroy_comp_channel(channel) and not lib.ibv_close_device(context)
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+    print('done')
+";
+
 /// Two devices, one of them opened twice: each is counted once, whether its contexts were closed
-/// before the exit or are open still.
+/// before the exit or are open still, and by its own process alone.
 #[test]
 fn counters_are_printed_once_at_the_exit() {
     require_lab!();
@@ -180,15 +195,17 @@ fn counters_are_printed_once_at_the_exit() {
     require_program!("ibv_rc_pingpong");
     let (library, pair) = (Library::new(), pair());
     let [a, b] = pair.containers();
-    let script = library.0.join("hold.py");
-    fs::write(&script, HOLD).unwrap();
-    let mut command = library.command(&format!("/usr/bin/python3 {}", script.display()));
-    command.env("ROCINANTE_COUNTERS", "1").stdout(Stdio::piped()).stderr(Stdio::piped());
-    let done = Running::of(a.spawn(&mut command).unwrap()).finish().succeeded();
-    assert_eq!(done.out, "done\n");
-    for device in ["roce0", "roce1"] {
-        let head = format!("counters of {device} (");
-        assert_eq!(done.err.matches(&head).count(), 1, "{}", done.err);
+    for (words, devices) in [(HOLD, &["roce0", "roce1"][..]), (CLOSE_AND_FORK, &["roce0"])] {
+        let script = library.0.join("script.py");
+        fs::write(&script, words).unwrap();
+        let mut command = library.command(&format!("/usr/bin/python3 {}", script.display()));
+        command.env("ROCINANTE_COUNTERS", "1").stdout(Stdio::piped()).stderr(Stdio::piped());
+        let done = Running::of(a.spawn(&mut command).unwrap()).finish().succeeded();
+        assert_eq!(done.out, "done\n");
+        for device in devices {
+            let head = format!("counters of {device} (");
+            assert_eq!(done.err.matches(&head).count(), 1, "{}", done.err);
+        }
     }
     // A program that sends something, and closes all that it opened.
     let server = library.start(b, "ibv_rc_pingpong -g 0 -n 10");

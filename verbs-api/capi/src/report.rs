@@ -26,8 +26,6 @@ type Named = (String, Option<PortKey>);
 /// A device that was opened.
 struct Opened {
     name: Named,
-    /// The process that opened it: a child of fork(2) does not report its parent's.
-    process: u32,
     device: Watched,
     /// Its counters when a context of it was last closed.
     last: DeviceCounters,
@@ -36,6 +34,8 @@ struct Opened {
 /// The devices of this process; those that are closed are summed up by their names.
 #[derive(Default)]
 struct Report {
+    /// The process: a child of fork(2) reports nothing of its parent's.
+    process: u32,
     opened: Vec<Opened>,
     closed: BTreeMap<Named, DeviceCounters>,
 }
@@ -60,13 +60,15 @@ pub(crate) fn opened(found: &Found, device: Watched) {
     let process = std::process::id();
     let mut report = REPORT.lock();
     let report = report.get_or_insert_default();
-    report.opened.retain(|opened| opened.process == process);
+    if report.process != process {
+        *report = Report { process, ..Report::default() };
+    }
     if report.opened.iter().any(|opened| opened.device.is(&device)) {
         return;
     }
     let last = DeviceCounters::default();
     let name = (found.name.clone(), PortKey::of(found.interface.index).ok());
-    report.opened.push(Opened { name, process, device, last });
+    report.opened.push(Opened { name, device, last });
 }
 
 /// A context of the device is about to be closed: the last, perhaps.
@@ -96,9 +98,9 @@ pub(crate) fn closed(device: &Watched) {
 /// The counters of each device. `None` if a thread that another one's exit(3) stopped has them.
 fn sums() -> Option<BTreeMap<Named, DeviceCounters>> {
     let report = REPORT.try_lock_for(PATIENCE)?;
-    let Report { opened, closed } = report.as_ref()?;
-    let (mut sums, process) = (closed.clone(), std::process::id());
-    for opened in opened.iter().filter(|opened| opened.process == process) {
+    let report = report.as_ref().filter(|report| report.process == std::process::id())?;
+    let mut sums = report.closed.clone();
+    for opened in &report.opened {
         let counters = opened.device.counters(PATIENCE).unwrap_or(opened.last);
         sums.entry(opened.name.clone()).or_default().add(&counters);
     }

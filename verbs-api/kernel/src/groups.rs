@@ -8,7 +8,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
-use rocinante_netdev::Interface;
+use rocinante_netdev::{Interface, worded};
 use rocinante_soft::model::error::VerbsError;
 
 use super::{Qp, convert, error};
@@ -71,5 +71,5 @@ fn join(group: IpAddr, local: IpAddr) -> io::Result<UdpSocket> {
             "the queue pair has an IPv6 address: give it the index of an IPv4 one",
         )),
     };
-    joined.map_err(|why| io::Error::new(why.kind(), format!("cannot join {group}: {why}")))
+    joined.map_err(|why| worded(&why, format!("cannot join {group}: {why}")))
 }

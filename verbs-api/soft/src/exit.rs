@@ -11,21 +11,24 @@
 use std::sync::{Arc, Weak};
 
 use super::Hca;
-use crate::provider::sync::{Instant, Mutex, OnceLock, yield_now};
+use crate::provider::sync::{AtomicU32, Instant, Mutex, OnceLock, Ordering, yield_now};
 use crate::tuning::shard::EXIT_PATIENCE;
 
 /// The devices of this process.
 static DEVICES: Mutex<Vec<Weak<Hca>>> = Mutex::new(Vec::new());
-/// The process that registered [`send_held`].
-static OWNER: OnceLock<u32> = OnceLock::new();
+/// The process whose devices these are, or 0. A child of fork(2) has those of its parent until it
+/// starts one of its own.
+static OWNER: AtomicU32 = AtomicU32::new(0);
 
 /// Sends what `device` holds back when the program exits.
 pub(super) fn watch(device: &Arc<Hca>) {
-    OWNER.get_or_init(|| {
-        register();
-        std::process::id()
-    });
-    let mut devices = DEVICES.lock();
+    // A child of fork(2) has its parent's registration, too.
+    static REGISTERED: OnceLock<()> = OnceLock::new();
+    REGISTERED.get_or_init(register);
+    let (own, mut devices) = (std::process::id(), DEVICES.lock());
+    if OWNER.swap(own, Ordering::Relaxed) != own {
+        devices.clear();
+    }
     devices.retain(|device| device.strong_count() > 0);
     devices.push(Arc::downgrade(device));
 }
@@ -48,7 +51,7 @@ fn register() {
 /// Sends held acknowledgements at `_exit(2)`. A signal handler may call that, or a child of
 /// `vfork(2)`: so it only tries for locks, and gives none back.
 pub extern "C" fn send_held_at_once() {
-    if OWNER.get() != Some(&std::process::id()) {
+    if OWNER.load(Ordering::Relaxed) != std::process::id() {
         return;
     }
     let Some(devices) = DEVICES.try_lock() else { return };
@@ -75,7 +78,7 @@ pub extern "C" fn send_held_at_once() {
 
 extern "C" fn send_held() {
     // A child of fork(2) has copies of its parent's devices. The parent sends for them.
-    if OWNER.get() != Some(&std::process::id()) {
+    if OWNER.load(Ordering::Relaxed) != std::process::id() {
         return;
     }
     let Some(devices) = DEVICES.try_lock_for(EXIT_PATIENCE) else { return };

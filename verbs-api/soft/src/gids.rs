@@ -250,4 +250,23 @@ mod tests {
             assert_eq!(table.entries, entries);
         }
     }
+
+    /// Another context may have been opened while there were other addresses.
+    #[test]
+    fn places_are_taken_over_of_addresses_that_are_there() {
+        let lo = Interface::by_name("lo").unwrap();
+        let own = IpAddr::from([127, 0, 0, 1]);
+        let places = [ip(1), own, ip(2)].map(Some);
+        for (are_all, expected) in [(true, None), (false, Some(vec![Some(own)]))] {
+            let events = wake::eventfd().unwrap();
+            let table = GidTable::new(&[own], are_all);
+            let followed = Followed::open(lo.index, table, events.as_fd()).unwrap();
+            followed.take_places(&places);
+            let gids = followed.gids();
+            match expected {
+                Some(expected) => assert_eq!(gids, expected),
+                None => assert_eq!((gids[1], gids.contains(&Some(ip(1)))), (Some(own), false)),
+            }
+        }
+    }
 }

@@ -1,16 +1,26 @@
 //! Limits of a device that follow from those of its ports, its queue and its settings.
 
+use std::any::Any;
+use std::sync::Arc;
+
+use rocinante_netdev::handed::page::{Amounts, NO_LIMIT, RESOURCES};
 use rocinante_netdev::sim::{SimConfig, SimNet};
-use rocinante_netdev::{AnyPort, Backend, Port as _, PortConfig};
+use rocinante_netdev::{AnyPort, Backend, Port as _, PortConfig, Slots};
 use rocinante_stack::cm::CmConfig;
+use rocinante_stack::mem::{Access, MwType};
+use rocinante_stack::verbs::QpType;
 use rocinante_stack::{Budget, RunLimits};
 
+use super::Window;
 use super::charge::Charge;
 use super::device::advertised;
 use super::neighbours_tests::neighbours;
 use super::shards::run_limits;
-use super::{Hca, Settings};
+use super::{Ah, Change, Cq, Device, Hca, Inbox, Pd, Qp, QpInitAttr, Registration, Settings, Srq};
 use crate::model::device::Limits;
+use crate::model::error::VerbsError;
+use crate::model::qp::{PeerPath, QpCaps};
+use crate::provider::memory::Range;
 
 fn settings(background: bool) -> Settings {
     Settings {
@@ -65,12 +75,108 @@ fn shards_announce_together_what_one_queue_holds_where_no_queue_is_theirs() {
     }
 }
 
-#[test]
-fn a_region_that_changes_its_length_is_charged_with_its_last() {
-    let (here, [own, _]) = neighbours(9);
+/// A device that shares the address `last` of its process, and its slots.
+fn shared(last: u8) -> (Arc<Hca>, Arc<Slots>) {
+    let (here, [own, _]) = neighbours(last);
     let port = SimNet::new(1).port(&[here], &SimConfig::default()).unwrap();
     let (parts, why) = ((vec![AnyPort::from(port)], Some(own.clone())), (String::new(), None));
-    let hca = Hca::start(&settings(false), "sim", parts, why, None).unwrap();
+    (Hca::start(&settings(false), "sim", parts, why, None).unwrap(), own)
+}
+
+/// Each call that makes something, where the container may have no more of it, and once more.
+#[test]
+fn whatever_a_container_may_not_have_leaves_nothing() {
+    struct World {
+        device: Arc<Device>,
+        pd: Pd,
+        cq: Arc<Cq>,
+        memory: [u64; 32],
+    }
+    type Make = fn(&World) -> Result<Box<dyn Any>, VerbsError>;
+    fn boxed<T: 'static>(made: T) -> Box<dyn Any> {
+        Box::new(made)
+    }
+    let range =
+        |w: &World| Range { address: w.memory.as_ptr() as u64, len: size_of_val(&w.memory) };
+    let makes: [(&str, Amounts, Make); 8] = [
+        ("a context", [1, 0, 0], |w| {
+            Device::new(w.device.hca().clone(), Arc::new(Inbox::new()?), true).map(boxed)
+        }),
+        ("a domain", [0, 1, 0], |w| {
+            let pd = Pd::new(&w.device);
+            pd.admitted().map(|()| boxed(pd))
+        }),
+        ("a queue", [0, 1, 0], |w| Cq::create(&w.device, 4, None).map(boxed)),
+        ("a shared queue", [0, 1, 0], |w| Srq::create(&w.pd, 4, 1).map(boxed)),
+        ("a window", [0, 1, 0], |w| Window::alloc(&w.pd, MwType::Type1).map(boxed)),
+        ("a handle", [0, 1, 0], |w| {
+            Ah::create(&w.pd, w.device.gids[0], &PeerPath::new([10, 9, 9, 9].into())).map(boxed)
+        }),
+        ("a region", [0, 1, 256], |w| {
+            let range = Range { address: w.memory.as_ptr() as u64, len: 256 };
+            Registration::insert(&w.pd, range, 0, Access::LOCAL_WRITE).map(boxed)
+        }),
+        ("a queue pair", [0, 1, 0], |w| {
+            let attr = QpInitAttr {
+                qp_type: QpType::Rc,
+                send_cq: &w.cq,
+                recv_cq: &w.cq,
+                srq: None,
+                caps: QpCaps::default(),
+                sq_sig_all: false,
+                context: 0,
+                shard: None,
+            };
+            Qp::create(&w.pd, &attr).map(boxed)
+        }),
+    ];
+    let (hca, own) = shared(10);
+    let device = Device::new(hca, Arc::new(Inbox::new().unwrap()), true).unwrap();
+    let (pd, cq) = (Pd::new(&device), Cq::create(&device, 4, None).unwrap());
+    let world = World { device, pd, cq, memory: [0; 32] };
+    let ledger = own.account().sit_alone().unwrap();
+    let held = || (world.device.resources(), ledger.usage().current);
+    let before = held();
+    assert_eq!(before.1, [1, 2, 0]);
+    for (what, amounts, make) in makes {
+        for (nth, lacking) in amounts.iter().enumerate().filter(|(_, amount)| **amount > 0) {
+            let mut limits = [NO_LIMIT; 3];
+            limits[nth] = before.1[nth] + lacking - 1;
+            ledger.limit(&limits);
+            for _ in 0..3 {
+                let refused = make(&world).map(drop).unwrap_err();
+                assert!(matches!(refused, VerbsError::Quota { .. }), "{what}: {refused}");
+                assert_eq!(held(), before, "{what}, {}", RESOURCES[nth]);
+            }
+            limits[nth] += 1;
+            ledger.limit(&limits);
+            for _ in 0..3 {
+                let made = make(&world).unwrap_or_else(|error| panic!("{what}: {error}"));
+                let sum = std::array::from_fn(|nth| before.1[nth] + amounts[nth]);
+                assert_eq!(ledger.usage().current, sum, "{what}");
+                make(&world).map(drop).unwrap_err();
+                drop(made);
+                assert_eq!(held(), before, "{what}");
+            }
+        }
+    }
+    // A region may grow as far as it may have been made.
+    ledger.limit(&[NO_LIMIT, NO_LIMIT, 256]);
+    let whole = range(&world);
+    let part = Range { len: 160, ..whole };
+    let mut region = Registration::insert(&world.pd, part, 0, Access::LOCAL_WRITE).unwrap();
+    let access = Access::LOCAL_WRITE;
+    for range in [whole, part, whole] {
+        region.change(&Change { pd: None, range: Some(range), access }).unwrap();
+        assert_eq!(ledger.usage().current[2], range.len as u64);
+    }
+    drop(region);
+    assert_eq!(held(), before);
+}
+
+#[test]
+fn a_region_that_changes_its_length_is_charged_with_its_last() {
+    let (hca, own) = shared(9);
     own.account().charge(&[9, 9, 1 << 20]).unwrap();
     let held = || format!("{:?}", own.account());
     let before = held();

@@ -189,7 +189,7 @@ mod tests {
             src_port: 0xc123,
             ip_id: IpId::Hint(3),
             tos: 7,
-            hop_limit: None,
+            hop_limit: Some(9),
         }
     }
 
@@ -208,10 +208,8 @@ mod tests {
             assert_eq!(found.iter().map(|d| d.bytes.len()).collect::<Vec<_>>(), [100, 0, 7]);
             assert!(found[0].bytes.iter().all(|byte| *byte == round));
             assert!(found[2].bytes.iter().all(|byte| *byte == round + 1));
-            assert_eq!(
-                (found[2].src_port, found[2].tos, found[2].ip_id),
-                (0xc123, 7, IpId::Hint(3))
-            );
+            let left = datagram(found[2].bytes);
+            assert_eq!(format!("{:?}", found[2]), format!("{left:?}"));
             assert_eq!(read.commands().collect::<Vec<_>>(), [Command::Break(Qpn::new(5))]);
             assert!(!mail.take(&mut read));
         }

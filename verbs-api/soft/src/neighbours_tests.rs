@@ -33,7 +33,7 @@ pub(super) fn neighbours(last: u8) -> (IpAddr, [Arc<Slots>; 2]) {
 #[test]
 fn what_a_full_mailbox_does_not_take_stays_unanswered() {
     let (here, [first, second]) = neighbours(1);
-    let mut neighbours = Neighbours::new(&first);
+    let mut router = Router::new(None, Some(Neighbours::new(&first)));
     let id = |slot: u8| CommId(u32::from(slot) << 24 | 5);
     let mut question = |slot: u8| {
         let mad = AliveMad::Question(Pairs::new([(CommId(7), id(slot))])).emit(1);
@@ -47,8 +47,8 @@ fn what_a_full_mailbox_does_not_take_stays_unanswered() {
             ip_id: RxIpId::None,
             tos: None,
         };
-        let goes = neighbours.hand_over(&datagram);
-        (goes, neighbours.handed_over, neighbours.lost)
+        let goes = router.route(&datagram).is_none();
+        (goes, router.handed_over(), router.lost_mail())
     };
     let (neighbour, nobody) = (second.first(), second.first() + 1);
     let mut sent = 0;

@@ -142,4 +142,49 @@ mod tests {
         let (part, other) = (key(1, "fe80::1", false), key(1, "fe80::2", false));
         assert!(!part.overlaps(&other) && !part.is(&other));
     }
+
+    /// Whoever waits for one device hears of its end, whoever else waits for another.
+    #[test]
+    fn a_device_that_could_not_be_opened_is_opened_by_who_waits_for_it() {
+        use std::sync::mpsc::channel;
+        use std::time::Duration;
+
+        let keys = [1, 2].map(|nth| Key { namespace: (0, 7), ..key(nth, "10.0.0.1", true) });
+        let refused = || VerbsError::Busy("on purpose");
+        std::thread::scope(|scope| {
+            let begin = |key: &Key| {
+                let (key, (begun, begins)) = (key.clone(), channel());
+                let (end, ends) = channel::<()>();
+                scope.spawn(move || {
+                    let start = |_claim| {
+                        begun.send(()).unwrap();
+                        let _ = ends.recv();
+                        Err(refused())
+                    };
+                    open(Some(key), |_| Ok(()), start).unwrap_err();
+                });
+                begins.recv().unwrap();
+                end
+            };
+            let ends = keys.each_ref().map(begin);
+            // The second is waited for first.
+            let waiting = [1, 0].map(|nth| {
+                let (key, (done, is_done)) = (keys[nth].clone(), channel());
+                scope.spawn(move || {
+                    open(Some(key), |_| Ok(()), |_| Err(refused())).unwrap_err();
+                    let _ = done.send(());
+                });
+                std::thread::sleep(Duration::from_millis(50));
+                is_done
+            });
+            let [first, second] = ends;
+            drop(first);
+            let heard = waiting[1].recv_timeout(Duration::from_secs(20));
+            drop(second);
+            waiting[0].recv().unwrap();
+            // Without this the scope would wait for ever.
+            CHANGED.notify_all();
+            heard.expect("the first is opened anew");
+        });
+    }
 }

@@ -160,9 +160,10 @@ fn a_command_is_put_off_while_the_port_is_full_but_not_for_ever() {
 #[test]
 fn whoever_changes_a_queue_pair_finds_done_what_was_to_be_done_to_it() {
     let mut bench = Bench::new();
-    let qpn = bench.qp();
+    let [other, qpn] = [bench.qp(), bench.qp()];
     // More than two calls read.
     bench.send(3000, 1, qpn, false);
+    bench.command(Command::Break(other));
     bench.command(Command::Break(qpn));
     bench.shards[1].drive(false);
     assert_eq!(bench.state(qpn), QpState::Rtr, "an earlier packet counts");

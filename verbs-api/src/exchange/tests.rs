@@ -120,6 +120,25 @@ fn a_peer_at_another_point_is_told_apart() {
     assert_eq!(said, "ready\n");
 }
 
+/// Errors after a step that failed name the program's own phase again.
+#[test]
+fn a_step_that_failed_is_over() {
+    type Step = fn(&mut Exchange) -> Result<(), VerbsError>;
+    let steps: [Step; 3] = [
+        |exchange| exchange.swap(&Hello::default()).map(drop),
+        |exchange| exchange.barrier("ready"),
+        |exchange| exchange.barrier_while("ready", || true),
+    ];
+    let (mut exchange, mut other) = connected();
+    for step in steps {
+        other.write_all(b"elsewhere\n").unwrap();
+        let why = step(&mut exchange).unwrap_err().to_string();
+        assert!(!why.contains("first words"), "{why}");
+        let why = exchange.error("own").to_string();
+        assert!(why.ends_with(", first words: own"), "{why}");
+    }
+}
+
 /// The two sides of an exchange over queue pairs.
 fn managed() -> [Exchange; 2] {
     let (here, there) = crate::doc::addresses();

@@ -165,6 +165,22 @@ fn operations_end_with_their_queue_pair() {
     });
 }
 
+/// Of two operations one was complete before the queue pair went, and not looked at yet.
+#[test]
+fn an_operation_that_is_complete_is_so_without_its_queue_pair() {
+    under_tokio(|| async {
+        let ([a, b], qp, _peer) = owning(true);
+        let buffer = || a.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
+        let (write, read) = (qp.write(buffer(), region(&b.mr)), qp.read(buffer(), region(&b.mr)));
+        // They complete in order.
+        read.await.0.unwrap();
+        let waiting = qp.recv(buffer());
+        drop(qp);
+        write.await.0.unwrap();
+        assert_eq!(status(waiting.await.0), WcStatus::WrFlushErr);
+    });
+}
+
 /// The peer refuses an access, and the requests posted behind it are flushed. Each returns its
 /// memory.
 #[test]

@@ -108,6 +108,20 @@ fn the_json_has_the_same_figures() {
     assert_eq!(none.json()["name"], "v9");
 }
 
+/// Requests that were refused or lost, of a container with devices of two backends.
+#[test]
+fn a_container_fell_back_if_it_asked_in_vain() {
+    for (lost, refusals, fallen) in [(0, 0, 0), (1, 0, 4), (0, 1, 4), (2, 3, 4)] {
+        let mut facts = facts();
+        let of_packet = facts.containers[1].devices["eth0"].clone();
+        let one = &mut facts.containers[0];
+        let refused = [("busy".to_owned(), 0), ("forbidden".to_owned(), refusals)].into();
+        one.requests = Requests { granted: 9, lost, refused, ..Requests::default() };
+        one.devices.insert("eth2".into(), of_packet);
+        assert_eq!(one.fallen_back(), fallen, "{lost} lost, {refusals} refused");
+    }
+}
+
 /// The metrics that an expression of PromQL names.
 fn named(expression: &str) -> impl Iterator<Item = &str> {
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';

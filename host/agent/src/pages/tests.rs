@@ -348,8 +348,21 @@ fn a_container_that_holds_more_is_named_and_one_whose_limit_fell_is_not() {
     assert_eq!((name.as_str(), held.as_str(), *is_news), ("v3", "hca_object=17 of 5", true));
     assert!(!world.pages.exceeding(at(90))[&3].is_news, "the log has it");
     assert!(world.pages.exceeding(at(91))[&3].is_news);
+    // A program that comes, and the same limits once more, excuse nothing.
+    let late = world.joins(3, 5);
+    assert!(world.pages.exceeding(at(91)).contains_key(&3));
+    limit(&world, "hca_object=5");
+    assert!(world.pages.exceeding(at(91)).contains_key(&3));
+    world.pages.end(late.id);
     world.pages.end(old.id);
     assert!(world.pages.exceeding(at(92)).is_empty());
+    // The next time is a moment, too, at first.
+    let old = world.opens(3, 6).expect("room");
+    old.counts("eth0", 2);
+    assert!(world.pages.exceeding(at(100)).is_empty());
+    assert!(world.pages.exceeding(at(101)).contains_key(&3));
+    world.pages.end(old.id);
+    assert!(world.pages.exceeding(at(102)).is_empty());
     // Programs come back to the next agent one after the other.
     world.restarts(false);
     let come = [kept, hostile].map(|it| world.opens_with(3, 9, it.account, true).expect("room"));

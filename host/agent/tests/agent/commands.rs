@@ -113,6 +113,17 @@ fn a_container_goes_with_all_its_ends() {
     assert!(is_good && said.lines().count() == 2, "{said}");
     assert!(said.contains("\"second\" released") && said.contains("\"veth0\" released"), "{said}");
     assert!(host.filter(0).is_none());
+    // They stay together, too, where no agent runs.
+    let mut asker = host.asker(0);
+    asker.granted(host.addresses(0)[0]);
+    host.kill();
+    let (is_good, said) = host.operator(&["release", "second"]);
+    assert!(!is_good && said.matches("\" stays: it has open ports").count() == 2, "{said}");
+    assert!(host.filter(0).is_some());
+    asker.tell("close");
+    let (is_good, said) = host.operator(&["release", "second"]);
+    assert!(is_good && said.matches("\" released").count() == 2, "{said}");
+    assert!(host.filter(0).is_none());
 }
 
 #[test]

@@ -174,6 +174,14 @@ impl Account {
         *old = Some(seat);
     }
 
+    /// Sits on a ledger of its own, which this returns: for a test, where no agent is.
+    #[doc(hidden)]
+    pub fn sit_alone(&self) -> io::Result<Ledger> {
+        let (file, ledger) = Ledger::make(&Usage::default())?;
+        self.sit(Seat { ledger: Ledger::of_fd(file.as_fd(), BYTES)?, slot: 0 });
+        Ok(ledger)
+    }
+
     /// The limits of the container.
     #[must_use]
     pub fn limits(&self) -> Amounts {

@@ -8,7 +8,7 @@ use crate::plain::{NextHop, ServiceId};
 
 use super::devices::{toward, zone};
 use super::event::{Kind, Param};
-use super::id::{Held, Id, Phase, ToListener};
+use super::id::{Earlier, Held, Id, Phase, ToListener};
 use super::ports::Bound;
 use super::words::{Address, SOCKADDR_IN6, errno};
 use super::{Answer, Command, Outcome};
@@ -27,6 +27,11 @@ impl Id {
 }
 
 impl Held {
+    fn earlier(&self) -> Earlier {
+        let Self { local, found, opened, .. } = self;
+        Earlier { local: *local, found: found.clone(), opened: opened.clone() }
+    }
+
     /// Its port at this address, with its options.
     pub(super) fn bound(&self, id: &Id, address: SocketAddr) -> Bound {
         let (reuse, one_family) = (self.reuse, self.one_family);
@@ -134,6 +139,7 @@ impl Command<'_> {
         }
         match way {
             Ok((from, to, found)) => {
+                let earlier = held.earlier();
                 let local = with_port(from, held.local.unwrap_or(local).port());
                 if held.has_port {
                     // Of a wildcard: it has the port where its way begins alone.
@@ -144,9 +150,9 @@ impl Command<'_> {
                 held.found = Some(found);
                 // A failed query of the kernel's neighbours is no reason to wait.
                 let hop = NextHop::of(from.ip(), to).unwrap_or(None);
-                held.phase = Phase::AddrQuery;
+                held.phase = Phase::AddrQuery(earlier);
                 let patience = Duration::from_millis(patience_ms.into());
-                if !hop.is_some_and(|hop| self.it.resolving.add(id, hop, patience)) {
+                if !hop.is_some_and(|hop| self.it.resolving.add(self.it, id, (hop, patience))) {
                     held.phase = Phase::AddrResolved;
                     id.tell(Kind::AddrResolved, 0, Param::default());
                 }

@@ -143,7 +143,10 @@ impl Command<'_> {
             keep_alive: None,
             private: &private,
         };
-        let conn = opened.device.connect(&ask, sink).map_err(|error| errno(&error))?;
+        let conn = opened.device.connect(&ask, sink).map_err(|error| {
+            id.facts.lock().route = None;
+            errno(&error)
+        })?;
         held.phase = Phase::Connected(conn);
         Ok(Answer::default())
     }

@@ -62,8 +62,8 @@ pub(super) struct Held {
 pub(super) enum Phase {
     Idle,
     Bound,
-    /// Its next hop is asked for.
-    AddrQuery,
+    /// Its next hop is asked for. Without an answer the id is again at its earlier address.
+    AddrQuery(Earlier),
     AddrResolved,
     RouteResolved,
     Listening(Vec<(Arc<Opened>, ListenerId)>),
@@ -80,6 +80,14 @@ pub(super) enum Phase {
     /// Its device is gone.
     Removed,
     Destroyed,
+}
+
+/// The address of an id before it was resolved, and its device.
+#[derive(Default)]
+pub(super) struct Earlier {
+    pub(super) local: Option<SocketAddr>,
+    pub(super) found: Option<Found>,
+    pub(super) opened: Option<Arc<Opened>>,
 }
 
 /// The state that events change, and need.
@@ -168,7 +176,7 @@ impl Id {
 
     /// Whether it waits for its next hop.
     pub(super) fn is_querying(&self) -> bool {
-        matches!(self.held.lock().phase, Phase::AddrQuery)
+        matches!(self.held.lock().phase, Phase::AddrQuery(_))
     }
 
     pub(super) fn uid(&self) -> u64 {

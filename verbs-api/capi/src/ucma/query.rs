@@ -125,7 +125,11 @@ fn port(held: &Held) -> u8 {
 fn number_of_paths(held: &Held) -> u32 {
     let none = matches!(
         held.phase,
-        Phase::Idle | Phase::Bound | Phase::AddrQuery | Phase::AddrResolved | Phase::Listening(_)
+        Phase::Idle
+            | Phase::Bound
+            | Phase::AddrQuery(_)
+            | Phase::AddrResolved
+            | Phase::Listening(_)
     );
     u32::from(!none && held.peer.is_some())
 }

@@ -1,13 +1,14 @@
 //! Ways to peers whose neighbours are being asked for. As in the kernel, an address is resolved
 //! once its next hop's Ethernet address is known, and the program says for how long to ask.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::Ucma;
 use super::event::{Kind, Param};
-use super::id::{Id, Phase};
+use super::id::{Earlier, Id, Phase};
 use crate::ffi::without_signals;
 use crate::plain::NextHop;
 
@@ -29,6 +30,7 @@ struct List {
 }
 
 struct Waiting {
+    it: Weak<Ucma>,
     id: Arc<Id>,
     hop: NextHop,
     until: Instant,
@@ -39,10 +41,16 @@ impl Resolving {
     /// Tells the id that its address is resolved once the next hop is known, or after `patience`
     /// that it is not. Its phase is [`Phase::AddrQuery`] until then. `false`, without a word to the
     /// id, if there can be no thread: the connection's own messages find out.
-    pub(super) fn add(&self, id: &Arc<Id>, mut hop: NextHop, patience: Duration) -> bool {
+    pub(super) fn add(
+        &self,
+        it: &Arc<Ucma>,
+        id: &Arc<Id>,
+        (mut hop, patience): (NextHop, Duration),
+    ) -> bool {
         hop.resolve();
         let now = Instant::now();
-        let waiting = Waiting { id: id.clone(), hop, until: now + patience, asked: now };
+        let (it, id) = (Arc::downgrade(it), id.clone());
+        let waiting = Waiting { it, id, hop, until: now + patience, asked: now };
         let mut list = self.0.lock();
         list.waiting.push(waiting);
         if !list.is_served {
@@ -93,25 +101,32 @@ impl Waiting {
             Ok(false) => Err(libc::ETIMEDOUT),
             Ok(true) | Err(_) => Ok(()),
         };
-        settle(&self.id, outcome);
+        self.settle(outcome);
         None
     }
-}
 
-/// The end of the question of an id, unless it is destroyed or its device gone.
-fn settle(id: &Arc<Id>, outcome: Result<(), i32>) {
-    let mut held = id.held.lock();
-    if !matches!(held.phase, Phase::AddrQuery) {
-        return;
-    }
-    match outcome {
-        Ok(()) => {
-            held.phase = Phase::AddrResolved;
-            id.tell(Kind::AddrResolved, 0, Param::default());
-        }
-        Err(errno) => {
-            held.phase = Phase::Bound;
-            id.tell(Kind::AddrError, -errno, Param::default());
+    /// The end of the question of an id, unless it is destroyed or its device gone.
+    fn settle(&self, outcome: Result<(), i32>) {
+        let id = &self.id;
+        let mut held = id.held.lock();
+        let Phase::AddrQuery(earlier) = &mut held.phase else { return };
+        let earlier = std::mem::take(earlier);
+        match outcome {
+            Ok(()) => {
+                held.phase = Phase::AddrResolved;
+                id.tell(Kind::AddrResolved, 0, Param::default());
+            }
+            Err(errno) => {
+                held.phase = Phase::Bound;
+                let Earlier { local, found, opened } = earlier;
+                (held.local, held.found, held.opened) = (local, found, opened);
+                if held.has_port
+                    && let (Some(local), Some(it)) = (local, self.it.upgrade())
+                {
+                    let _ = it.ports.lock().change(id.space, &held.bound(id, local));
+                }
+                id.tell(Kind::AddrError, -errno, Param::default());
+            }
         }
     }
 }

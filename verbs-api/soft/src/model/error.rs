@@ -93,7 +93,7 @@ impl VerbsError {
     }
 }
 
-/// An error with words of our own has its errno as its kind only.
+/// An error that is not the kernel's has the errno of its kind.
 fn errno_of(error: &io::Error) -> i32 {
     let of_kind = match error.kind() {
         io::ErrorKind::InvalidInput => Errno::INVAL,
@@ -105,7 +105,7 @@ fn errno_of(error: &io::Error) -> i32 {
         io::ErrorKind::OutOfMemory => Errno::NOMEM,
         _ => Errno::IO,
     };
-    error.raw_os_error().unwrap_or(of_kind.raw_os_error())
+    rocinante_netdev::errno(error).unwrap_or(of_kind.raw_os_error())
 }
 
 impl fmt::Display for VerbsError {
@@ -289,10 +289,14 @@ mod tests {
             Errno::NOBUFS,
         ] {
             let plain = || io::Error::from(errno);
-            let worded = io::Error::new(plain().kind(), "other words");
-            assert_eq!(VerbsError::Path(plain()).errno(), errno.raw_os_error());
+            let kind = io::Error::new(plain().kind(), "other words");
+            let worded = rocinante_netdev::worded(&plain(), "other words".into());
+            let twice = rocinante_netdev::worded(&worded, "others yet".into());
+            for error in [plain(), worded, twice] {
+                assert_eq!(VerbsError::Path(error).errno(), errno.raw_os_error());
+            }
             let kept = if errno == Errno::NOBUFS { Errno::IO } else { errno };
-            assert_eq!(VerbsError::Path(worded).errno(), kept.raw_os_error(), "{errno}");
+            assert_eq!(VerbsError::Path(kind).errno(), kept.raw_os_error(), "{errno}");
         }
     }
 
