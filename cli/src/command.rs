@@ -17,6 +17,14 @@ struct Cli {
     command: Command,
 }
 
+/// The guardian alone. An agent starts hundreds at once, and for each the definition of all other
+/// commands would take the time that it has.
+#[derive(Debug, Parser)]
+#[command(name = "rocinante")]
+enum Alone {
+    Guardian(run::guardian::Args),
+}
+
 #[derive(Debug, Subcommand)]
 enum Command {
     Demo(demo::Args),
@@ -39,6 +47,11 @@ enum Command {
 #[must_use]
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let args: Vec<OsString> = args.into_iter().collect();
+    if args.get(1).is_some_and(|word| word == "guardian")
+        && let Ok(Alone::Guardian(args)) = Alone::try_parse_from(&args)
+    {
+        return run::guardian::run(&args);
+    }
     let command = match Cli::try_parse_from(&args) {
         Ok(cli) => cli.command,
         Err(error) => return refuse(&error, &args),

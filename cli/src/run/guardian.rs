@@ -36,8 +36,9 @@ const LOG: &str = "/dev/log";
 /// Its one line there: a warning of a daemon.
 const TOO_MANY: &str = "<28>rocinante guardian: there are more processes, or addresses of one, \
                         than it looks after: if such a process is killed, its peers have to ask";
-/// How often it looks whether the peers have answered.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// How often it looks whether the peers have answered. Where many programs die at once each look
+/// takes time from another guardian.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// The guardian of a program that `rocinante run` starts
 #[derive(Debug, clap::Args)]

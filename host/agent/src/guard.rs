@@ -46,7 +46,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const OWN_CLOCK_SECONDS: &str = "8";
 /// How long the parcels of a dead program wait for a guardian. Then its peers have to ask, because
 /// with the parcels the agent has the sockets of the address, where no process answers meanwhile.
-const TURN_MAX: Duration = Duration::from_secs(1);
+const TURN_MAX: Duration = Duration::from_secs(3);
 
 /// The parcels kept for programs, and the guardians at work.
 #[derive(Debug)]

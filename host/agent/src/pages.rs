@@ -163,7 +163,7 @@ impl Pages {
     /// Whether a device is open.
     pub(crate) fn has_open(&self) -> bool {
         let inner = self.lock();
-        inner.containers.values().any(|it| it.devices.values().any(|it| it.page.is_some()))
+        inner.containers.values().any(|it| it.open() > 0)
     }
 
     /// Takes up a page of a container that was handed to a device with this key, and gives it a
@@ -176,9 +176,12 @@ impl Pages {
     ) -> Option<(PageId, Option<Place>)> {
         let mut inner = self.lock();
         let Inner { containers, next, limit_of, .. } = &mut *inner;
-        let open = |it: &Container| it.devices.values().filter(|it| it.page.is_some()).count();
+        let open = Container::open;
         let all: usize = containers.values().map(open).sum();
         let number = *next;
+        // Its first end may be another one since: what is open keeps its ledger for all.
+        let same = |it: &Container| it.namespace == namespace && open(it) > 0;
+        let host_end = containers.iter().find(|(_, it)| same(it)).map_or(host_end, |(at, _)| *at);
         let container = containers.entry(host_end).or_default();
         name.clone_into(&mut container.name);
         container.namespace = namespace;
@@ -256,13 +259,12 @@ impl Pages {
         self.read(|_, _| true);
         let mut inner = self.lock();
         let before = inner.containers.len();
-        let is_open = |it: &Container| it.devices.values().any(|it| it.page.is_some());
         inner.containers.retain(|index, it| {
             let end = ends.and_then(|ends| ends.get(index));
             if let Some(end) = end {
                 it.name.clone_from(&end.name);
             }
-            ends.is_none() || end.is_some() || is_open(it)
+            ends.is_none() || end.is_some() || it.open() > 0
         });
         inner.changed |= inner.containers.len() != before;
         let sums = inner.containers.values().map(|it| {
@@ -294,6 +296,11 @@ impl Pages {
 }
 
 impl Container {
+    /// The number of its devices that are open.
+    fn open(&self) -> usize {
+        self.devices.values().filter(|it| it.page.is_some()).count()
+    }
+
     /// The name by which a device is counted.
     fn named(&self, name: &str) -> String {
         let others = self.devices.values().filter_map(|it| it.name.as_ref());

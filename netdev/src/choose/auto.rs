@@ -203,6 +203,8 @@ impl Ways<'_> {
     /// Opens this backend, even if it bypasses rules. The reason begins with `why`.
     fn named(&self, backend: Backend, why: &str) -> Result<(Vec<AnyPort>, Choice), OpenError> {
         let (opened, reason) = match (self.open)(backend) {
+            // It bypasses nothing, so nothing is read.
+            Ok((opened, _)) if backend == Backend::Udp => (opened, why.to_owned()),
             Ok((opened, _)) => (opened, with_bypassed(why, &policy::audit(self.iface), backend)),
             Err(error) if is_denied(&error) => self.instead(error, why)?,
             Err(error) => return Err(error),

@@ -269,11 +269,15 @@ impl Left {
         while self.has_slot() && Instant::now() < settled {
             std::thread::sleep(Duration::from_millis(1));
         }
-        while self.is_owed() && Instant::now() < deadline {
+        let is_over = || !self.is_owed() || Instant::now() >= deadline;
+        while !is_over() {
             // Of the guardians of an address one is enough.
             if self.locks.is_deserted() && self.locks.take_guard() {
                 self.answering(&act);
                 self.locks.leave_guard();
+                if is_over() {
+                    return;
+                }
             }
             std::thread::sleep(LOOK_EVERY);
         }

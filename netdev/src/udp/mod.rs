@@ -15,6 +15,7 @@
 mod groups;
 pub(crate) mod handoff;
 pub mod holder;
+mod link;
 mod neighbours;
 pub(crate) mod next_hop;
 mod offload;
@@ -33,6 +34,8 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::io::Errno;
+
 use crate::kernel::descriptors::{Epoll, Interest};
 use crate::kernel::interface::Interface;
 use crate::port::config::{PortConfig, Shards};
@@ -43,6 +46,7 @@ use crate::port::contract::{
 use crate::port::error::OpenError;
 use crate::port::parts::{BackendParts, Fds, Manifest, Parts, SharedSockets};
 use groups::Groups;
+use link::Link;
 use neighbours::Neighbours;
 pub(crate) use neighbours::SharedAddresses;
 use offload::Offload;
@@ -74,6 +78,8 @@ pub struct UdpPort {
     tx: TxStats,
     /// `None` where it makes no difference (a guard, or no super-packets), and if changes cannot be
     /// monitored: then no run counts as taken whole.
+    /// The interface, unless the port only sends.
+    link: Option<Link>,
     offload: Option<Offload>,
 }
 
@@ -162,6 +168,9 @@ impl UdpPort {
         }
         let options = Options::new(config, home.domain);
         let counts = role == Role::Receive && segments_max > 1;
+        // It comes first, so that it announces changes during the request.
+        let link = (role == Role::Receive).then(|| Link::open(iface.index, &epoll)).transpose();
+        let link = link.map_err(|e| os("cannot follow the interface", e))?;
         let offload = counts.then(|| Offload::open(&own[0], iface.index).ok()).flatten();
         let copies_because = match role {
             Role::Receive if segments_max == 1 => Some("no super-packets".into()),
@@ -196,6 +205,7 @@ impl UdpPort {
             blocked: None,
             epoll,
             tx: TxStats::default(),
+            link,
             offload,
         })
     }
@@ -355,6 +365,9 @@ impl Port for UdpPort {
         budget: usize,
         mut sink: impl FnMut(RxDatagram<'_>),
     ) -> io::Result<usize> {
+        if self.link.as_ref().is_some_and(Link::is_gone) {
+            return Err(Errno::NODEV.into());
+        }
         let mut count = self.receiver.receive(self.paths.own_sockets(), budget, &mut sink)?;
         if let Some(neighbours) = &mut self.neighbours {
             count += neighbours.receive(budget.saturating_sub(count), &mut sink)?;
@@ -406,8 +419,14 @@ impl Port for UdpPort {
 
     fn maintain(&mut self) -> Option<Duration> {
         // The kernel handles routes, neighbours and other changes of the link.
+        let socket = self.paths.socket(0);
+        let has_changed = self.link.as_mut().is_some_and(|link| link.look(socket));
         if let Some(offload) = &mut self.offload {
-            offload.maintain(self.paths.socket(0));
+            offload.maintain(socket, has_changed);
+        }
+        if self.link.as_ref().is_some_and(Link::is_gone) {
+            // The next look for datagrams ends the port's life.
+            return Some(Duration::ZERO);
         }
         // A thread that was woken and found nothing calls this.
         self.receiver.look();

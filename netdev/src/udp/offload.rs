@@ -2,7 +2,7 @@
 //! announces a change.
 //!
 //! For each request the kernel takes the lock of its whole network configuration (RTNL). Others may
-//! hold it for long, while the port's user waits. Reading announcements takes no lock.
+//! hold it for long, while the port's user waits.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -11,14 +11,14 @@ use std::time::Instant;
 use super::staging::{HEADERS_MAX, Run};
 use super::sys::Socket;
 use crate::kernel::ethtool::Segmentation;
-use crate::kernel::rtnl::Monitor;
 use crate::tuning::udp::LOOK_AGAIN;
 
 /// The state of the interface that has the port's addresses. Runs that leave by another interface
 /// are treated alike, until they are lost.
 pub(super) struct Offload {
-    monitor: Monitor,
     segmentation: Segmentation,
+    /// The interface has changed since it was asked about.
+    is_stale: bool,
     looked: Instant,
 }
 
@@ -29,21 +29,18 @@ impl Offload {
     /// # Errors
     /// The kernel's answer to `socket(AF_NETLINK)`: no descriptors left, or a seccomp filter.
     pub(super) fn open(socket: &Socket, interface: u32) -> io::Result<Self> {
-        // The monitor comes first, so that it announces changes during the request.
-        let monitor = Monitor::of_link(interface)?;
         let segmentation = Segmentation::new(socket.as_fd(), interface)?;
-        Ok(Self { monitor, segmentation, looked: Instant::now() })
+        Ok(Self { segmentation, is_stale: false, looked: Instant::now() })
     }
 
-    /// Reads the kernel's announcements, and asks again if there was one.
-    pub(super) fn maintain(&mut self, socket: &Socket) {
+    /// Asks again if the interface `has_changed`, now or soon.
+    pub(super) fn maintain(&mut self, socket: &Socket, has_changed: bool) {
+        self.is_stale |= has_changed;
         if self.looked.elapsed() < LOOK_AGAIN {
             return;
         }
         self.looked = Instant::now();
-        let mut is_stale = self.segmentation.is_unanswered();
-        self.monitor.read(|_| is_stale = true);
-        if is_stale {
+        if std::mem::take(&mut self.is_stale) | self.segmentation.is_unanswered() {
             self.segmentation.refresh(socket.as_fd());
         }
     }
@@ -54,7 +51,7 @@ impl Offload {
         self.segmentation.takes(usize::from(run.segments), run.bytes() + HEADERS_MAX)
     }
 
-    /// Makes the next [`maintain`](Self::maintain) read.
+    /// Makes the next [`maintain`](Self::maintain) ask, if there is a reason.
     #[cfg(test)]
     pub(super) fn make_due(&mut self) {
         self.looked = self.looked.checked_sub(LOOK_AGAIN).expect("not so early");

@@ -266,8 +266,12 @@ impl ConnectionManager {
         }
     }
 
-    /// The connection has ended; its queue pair may still get packets.
+    /// The connection has ended; its queue pair may still get packets. Without a queue pair of this
+    /// device ([`end_for`](Self::end_for)) there is nothing to wait for.
     fn enter_timewait(&mut self, now: Time, id: CommId) {
+        if self.conns.get(&id).is_some_and(|conn| conn.qpn == Qpn::default()) {
+            return self.remove(id);
+        }
         self.leave_backlog(id);
         self.forget_note(id);
         let Some(conn) = self.conns.get_mut(&id) else { return };

@@ -50,14 +50,15 @@ fn a_note_says_what_the_peer_has_to_be_told() {
     assert!(notes.iter().all(|note| note.slot() == GONE));
     go(&mut net, &notes[..1]);
     net.run(1);
+    // The heir has no queue pair of it, so the answer releases the connection. Its program hears of
+    // nothing else.
+    assert_eq!(net.one(A), released(first, 0));
+    assert_eq!((net.cm[A].len(), net.cm[A].counters().ended_for_others), (0, 1));
     // The idle peer learns of it, and of no other connection's end.
     assert_eq!(net.one(B), disconnected(b, Ended::ByPeer));
     assert_eq!(net.sent().iter().filter(|(side, what)| (*side, *what) == (A, "DREQ")).count(), 1);
     net.run(500);
     assert_eq!(net.one(B), released(b, 0x22));
-    // The heir's program hears of nothing but the release of no queue pair.
-    assert_eq!(net.one(A), released(first, 0));
-    assert_eq!((net.cm[A].len(), net.cm[A].counters().ended_for_others), (0, 1));
 }
 
 #[test]

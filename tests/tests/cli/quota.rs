@@ -7,6 +7,7 @@ use std::process::{ChildStdin, ChildStdout, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use rocinante::device::Backend;
 use rocinante::{Access, Context, Cq, Mr, OpenOptions, VerbsError};
 use rocinante_lab::{ChildGuard, Container, Lab, LabConfig, exit_with_parent};
 use rocinante_tests::alone::myself;
@@ -68,6 +69,8 @@ fn be_program() {
         let number: usize = number.parse().unwrap();
         let done = match verb {
             "open" => OpenOptions::new().open(own).map(|context| contexts.push(context)),
+            // A port that no interface has.
+            "open-none" => OpenOptions::new().netdev(Backend::Sim).open(own).map(drop),
             "cq" => (0..number)
                 .try_for_each(|_| contexts[0].create_cq(16).map(|queue| queues.push(queue))),
             // A domain and a region.
@@ -170,6 +173,38 @@ fn processes_of_a_container_share_its_limits_and_get_eagain_and_enomem() {
     three.does("drop", "done");
     three.does("cq 4", "done");
     one.does("cq 1", &again);
+}
+
+/// A context is charged before its ports are opened, and an open that fails gives it back.
+#[test]
+fn a_program_at_its_limit_of_contexts_opens_no_port() {
+    be_program();
+    require_machine_root!();
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let mut agent = Agent::start(&lab, "quota-ports");
+    limit(&agent, "hca_handle=1");
+    // It may not have read them yet.
+    agent.kill();
+    agent.start_again(&lab);
+    let again = format!("quota {}", libc::EAGAIN);
+    let [mut one, mut two] =
+        [(); 2].map(|()| Program::start(lab.container(0), &agent, test_name!()));
+    let sockets = format!("/proc/{}/net/packet", one.child.id());
+    let ports = || fs::read_to_string(&sockets).unwrap().lines().count();
+    let refused = one.tell("open-none");
+    assert!(refused.contains("the simulator"), "{refused}");
+    let none = ports();
+    two.does("open", "done");
+    let of_two = ports();
+    assert!(of_two > none, "it is a packet port");
+    // Of a port that there is not, too: the limit comes first.
+    one.does("open-none", &again);
+    one.does("open", &again);
+    assert_eq!(ports(), of_two);
+    two.does("close", "done");
+    one.does("open", "done");
+    assert_eq!(ports(), of_two);
+    two.does("open", &again);
 }
 
 #[test]

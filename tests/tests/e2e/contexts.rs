@@ -311,16 +311,19 @@ fn each_context_is_told_of_its_port_and_its_gids_keep_their_indices() {
     // The interface goes: `DeviceFatal` comes once.
     ip("link delete eth0");
     for port in [&ctx as &dyn Port, &some] {
-        wait_until("the kernel says so", || is_readable(port));
-        let events = told(port);
+        let mut events = Vec::new();
+        wait_until("the loss of the interface", || {
+            events.extend(port.event());
+            events.last() == Some(&DeviceFatal)
+        });
+        events.extend(told(port));
         assert_eq!(events.iter().filter(|event| **event == DeviceFatal).count(), 1, "{events:?}");
-        assert_eq!(events.last(), Some(&DeviceFatal));
         assert!(port.table().iter().all(Option::is_none));
     }
 }
 
-// UDP sockets outlive the interface.
 on_backends! {
+    the_interface_goes_udp: Udp => all_contexts_learn_that_the_interface_is_gone(Backend::Udp);
     the_interface_goes_packet: Packet =>
         all_contexts_learn_that_the_interface_is_gone(Backend::Packet);
     the_interface_goes_afxdp: Xdp => all_contexts_learn_that_the_interface_is_gone(Backend::Xdp);

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use rocinante_netdev::Slots;
 use rocinante_netdev::handed::page::{Amounts, Exceeded, NO_LIMIT, RESOURCES};
 
 use super::Hca;
@@ -14,7 +15,8 @@ const OBJECT: Amounts = [0, 1, 0];
 
 /// The charge of an object, until it is dropped.
 pub(super) struct Charge {
-    hca: Arc<Hca>,
+    /// Of the device. Without slots there is no agent, and no limit.
+    slots: Option<Arc<Slots>>,
     amounts: Amounts,
 }
 
@@ -25,38 +27,39 @@ impl fmt::Debug for Charge {
 }
 
 impl Charge {
-    /// Of this number of contexts.
-    pub(super) fn contexts(hca: &Arc<Hca>, count: u64) -> Result<Self, Exceeded> {
-        Self::new(hca, [count, 0, 0])
+    /// Of a context, unless it is none of the program's. A device that opens charges it before its
+    /// ports are there.
+    pub(super) fn context(slots: Option<&Arc<Slots>>, counts: bool) -> Result<Self, Exceeded> {
+        Self::new(slots, [counts.into(), 0, 0])
     }
 
     /// Of an object: a protection domain, a queue, a handle, a window.
-    pub(super) fn object(hca: &Arc<Hca>) -> Result<Self, Exceeded> {
-        Self::new(hca, OBJECT)
+    pub(super) fn object(hca: &Hca) -> Result<Self, Exceeded> {
+        Self::new(hca.slots.as_ref(), OBJECT)
     }
 
     /// Of a region.
-    pub(super) fn region(hca: &Arc<Hca>, bytes: usize) -> Result<Self, Exceeded> {
-        Self::new(hca, [0, 1, bytes as u64])
+    pub(super) fn region(hca: &Hca, bytes: usize) -> Result<Self, Exceeded> {
+        Self::new(hca.slots.as_ref(), [0, 1, bytes as u64])
     }
 
-    fn new(hca: &Arc<Hca>, amounts: Amounts) -> Result<Self, Exceeded> {
-        if let Some(slots) = &hca.slots {
+    fn new(slots: Option<&Arc<Slots>>, amounts: Amounts) -> Result<Self, Exceeded> {
+        if let Some(slots) = slots {
             slots.account().charge(&amounts)?;
         }
-        Ok(Self { hca: hca.clone(), amounts })
+        Ok(Self { slots: slots.cloned(), amounts })
     }
 
     /// A charge for what a region of this length has more, for [`resized`](Self::resized).
     pub(super) fn room(&self, bytes: usize) -> Result<Self, Exceeded> {
-        Self::new(&self.hca, [0, 0, (bytes as u64).saturating_sub(self.amounts[2])])
+        Self::new(self.slots.as_ref(), [0, 0, (bytes as u64).saturating_sub(self.amounts[2])])
     }
 
     /// The region has another length. The bytes that it has less are given back.
     pub(super) fn resized(&mut self, room: Self, bytes: usize) {
         self.amounts[2] = self.amounts[2].saturating_add(room.keep()[2]);
         let less = self.amounts[2].saturating_sub(bytes as u64);
-        drop(Self { hca: self.hca.clone(), amounts: [0, 0, less] });
+        drop(Self { slots: self.slots.clone(), amounts: [0, 0, less] });
         self.amounts[2] -= less;
     }
 
@@ -68,7 +71,7 @@ impl Charge {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        if let (Some(slots), true) = (&self.hca.slots, self.amounts != Amounts::default()) {
+        if let (Some(slots), true) = (&self.slots, self.amounts != Amounts::default()) {
             slots.account().refund(&self.amounts);
         }
     }

@@ -118,13 +118,18 @@ impl Device {
     /// # Errors
     /// The container has as many contexts as it may.
     pub fn new(hca: Arc<Hca>, events: Arc<Inbox>, counts: bool) -> Result<Arc<Self>, VerbsError> {
-        let charge = Charge::contexts(&hca, counts.into())?;
+        let charge = Charge::context(hca.slots.as_ref(), counts)?;
+        Ok(Self::charged(hca, events, charge))
+    }
+
+    /// As [`new`](Self::new), with the charge of the context.
+    pub(super) fn charged(hca: Arc<Hca>, events: Arc<Inbox>, charge: Charge) -> Arc<Self> {
         hca.events().join(&events);
         // Events from before this context was there happened to it, too.
         if hca.is_broken() {
             let _ = events.push(AsyncEvent::DeviceFatal);
         }
-        Ok(Arc::new(Self { hca, events, _charge: charge }))
+        Arc::new(Self { hca, events, _charge: charge })
     }
 
     pub fn hca(&self) -> &Arc<Hca> {

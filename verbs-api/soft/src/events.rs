@@ -47,10 +47,12 @@ impl Events {
     /// Adds a context.
     pub(crate) fn join(&self, inbox: &Arc<Inbox>) {
         self.contexts.lock().all.push(inbox.clone());
+        inbox.queue.lock().is_of_device = true;
     }
 
     /// Removes a context. Its objects are gone.
     pub(crate) fn leave(&self, inbox: &Arc<Inbox>) {
+        inbox.queue.lock().is_of_device = false;
         self.contexts.lock().all.retain(|other| !Arc::ptr_eq(other, inbox));
     }
 
@@ -123,8 +125,11 @@ pub struct Inbox {
 #[derive(Debug, Default)]
 struct Queue {
     events: VecDeque<AsyncEvent>,
-    /// The loss of the interface was reported: the port reports it, and so do its consequences.
+    /// The loss of the interface was reported. A device reports it once, and perhaps to a context
+    /// that has just come.
     fatal: bool,
+    /// Its device is open, which alone reports the loss of the interface: with its queue pairs.
+    is_of_device: bool,
 }
 
 impl Inbox {
@@ -164,7 +169,7 @@ impl Inbox {
             self.take()
         });
         if event == Some(AsyncEvent::DeviceFatal) {
-            // The port reported it, or the kernel: both do, and the program gets it once.
+            // The kernel announced it, too: nothing more comes of that.
             drop(self.look());
         }
         event
@@ -182,7 +187,11 @@ impl Inbox {
     /// Looks at the port, if it is followed. Returns the tasks to wake.
     fn look(&self) -> Option<Woken> {
         let mut woken = Woken::default();
-        self.port.as_ref()?.look(|event| woken.append(self.push(event)));
+        self.port.as_ref()?.look(|event| {
+            if event != AsyncEvent::DeviceFatal || !self.queue.lock().is_of_device {
+                woken.append(self.push(event));
+            }
+        });
         Some(woken)
     }
 

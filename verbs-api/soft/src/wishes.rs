@@ -9,6 +9,7 @@ use std::time::Duration;
 use rocinante_netdev::handed::Agent;
 use rocinante_netdev::{AnyPort, Backend, Interface, PortConfig, auto};
 
+use super::charge::Charge;
 use super::choice::BackendChoice;
 use super::opens::{Key, open};
 use super::others::SHARDS_MAX;
@@ -127,7 +128,7 @@ impl Wishes {
         let events = Arc::new(Inbox::new()?);
         let (parts, why) = ((vec![port], None), (why.to_owned(), None));
         let hca = Hca::start(&self.settings(), name, parts, why, None)?;
-        Device::opened(hca, events, !self.uncounted)
+        Device::new(hca, events, !self.uncounted).inspect(|device| device.trace_opened())
     }
 
     fn settings(&self) -> Settings {
@@ -187,29 +188,36 @@ impl Wishes {
         events: Arc<Inbox>,
     ) -> Result<Arc<Device>, VerbsError> {
         let agent = Agent::from_environment();
+        let mut charged = None;
         let start = |claim| {
             let count = shards.unwrap_or(1);
             let (shards, slots) = auto::lease(iface, addresses, &self.port, count)?;
+            // Before the ports: without room for the context they cost the host nothing.
+            let charge = Charge::context(slots.as_ref(), !self.uncounted)?;
             let sharing = (shards, slots.as_ref());
             let (ports, choice) =
                 auto::choose_shards(iface, addresses, backend, &self.port, sharing, &agent)?;
             let parts = (ports, slots);
             let instead_of = backend.filter(|named| *named != choice.backend);
             let why = (choice.to_string(), instead_of);
-            Hca::start(&self.settings(), &iface.name, parts, why, claim)
+            let hca = Hca::start(&self.settings(), &iface.name, parts, why, claim)?;
+            charged = Some(charge);
+            Ok(hca)
         };
         let key = Key::new(iface.index, addresses, are_all);
         let hca = open(key, |device| self.suit(device, backend, shards), start)?;
-        Device::opened(hca, events, !self.uncounted)
+        let device = match charged {
+            Some(charge) => Device::charged(hca, events, charge),
+            None => Device::new(hca, events, !self.uncounted)?,
+        };
+        device.trace_opened();
+        Ok(device)
     }
 }
 
 impl Device {
-    /// A context of the device.
-    fn opened(device: Arc<Hca>, events: Arc<Inbox>, counts: bool) -> Result<Arc<Self>, VerbsError> {
-        let device = Self::new(device, events, counts)?;
-        trace::opened(&device.name, &device.query());
-        Ok(device)
+    fn trace_opened(&self) {
+        trace::opened(&self.name, &self.query());
     }
 }
 

@@ -45,18 +45,24 @@ impl World {
 
     /// One of a program that keeps no limits.
     fn opens(&self, end: u32, key: u64) -> Option<Program> {
-        self.opens_with(end, key, Account::default(), false)
+        self.opens_with((end, end), key, Account::default(), false)
     }
 
     /// One of a program that keeps them.
     fn joins(&self, end: u32, key: u64) -> Program {
-        self.opens_with(end, key, Account::default(), true).expect("room")
+        self.opens_with((end, end), key, Account::default(), true).expect("room")
     }
 
-    fn opens_with(&self, end: u32, key: u64, account: Account, keeps: bool) -> Option<Program> {
+    fn opens_with(
+        &self,
+        (end, namespace): (u32, u32),
+        key: u64,
+        account: Account,
+        keeps: bool,
+    ) -> Option<Program> {
         let made = make().expect("a page");
         let file = File::from(made.try_clone().expect("a copy"));
-        let of = (end, &*format!("v{end}"), end.into());
+        let of = (end, &*format!("v{namespace}"), namespace.into());
         let (id, seat) = self.pages.begin(of, (key, keeps), file)?;
         let (one, other): (OwnedFd, OwnedFd) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -312,11 +318,32 @@ fn programs_of_one_container_share_its_limits() {
     world.restarts(false);
     assert_eq!(used(&world, 3, "hca_object"), (None, 0, 53, 2));
     let [two, third] =
-        [two, third].map(|it| world.opens_with(3, 9, it.account, true).expect("room"));
+        [two, third].map(|it| world.opens_with((3, 3), 9, it.account, true).expect("room"));
     limit(&world, "hca_object=4");
     assert_eq!(used(&world, 3, "hca_object"), (Some(4), 3, 53, 2));
     two.account.charge(&[0, 1, 0]).expect("4 of 4");
     third.account.charge(&[0, 1, 0]).expect_err("5 of 4");
+}
+
+/// The end that the kernel lists first goes, while a device is open.
+#[test]
+fn a_namespace_has_one_ledger_whichever_end_is_its_first() {
+    let world = World::new("ends");
+    let joins = |end, key| world.opens_with((end, 3), key, Account::default(), true).expect("room");
+    let one = joins(3, 1);
+    limit(&world, "hca_object=3");
+    let [two, other] = [joins(9, 2), world.joins(4, 1)];
+    one.account.charge(&[1, 2, 0]).expect("room");
+    two.account.charge(&[1, 2, 0]).expect_err("4 of 3");
+    two.account.charge(&[1, 1, 0]).expect("room");
+    other.account.charge(&[1, 9, 0]).expect("another's");
+    assert_eq!(used(&world, 3, "hca_object"), (Some(3), 3, 3, 1));
+    for id in [one.id, two.id] {
+        world.pages.end(id);
+    }
+    assert_eq!(used(&world, 3, "hca_object"), (Some(3), 0, 3, 1));
+    // Nothing of it is open any more: the namespace of a number may be another one.
+    joins(9, 3).account.charge(&[0, 3, 0]).expect("room");
 }
 
 #[test]
@@ -365,7 +392,8 @@ fn a_container_that_holds_more_is_named_and_one_whose_limit_fell_is_not() {
     assert!(world.pages.exceeding(at(102)).is_empty());
     // Programs come back to the next agent one after the other.
     world.restarts(false);
-    let come = [kept, hostile].map(|it| world.opens_with(3, 9, it.account, true).expect("room"));
+    let come =
+        [kept, hostile].map(|it| world.opens_with((3, 3), 9, it.account, true).expect("room"));
     limit(&world, "hca_object=5");
     let now = Instant::now();
     let after = |seconds| now + std::time::Duration::from_secs(seconds);

@@ -1,5 +1,7 @@
 //! Two ports in two namespaces: the packets on the wire, and sends that the kernel refuses.
 
+use std::time::Instant;
+
 use super::*;
 use crate::testing::testns::{NetNs, Pair, needs, or_skip};
 
@@ -310,4 +312,32 @@ fn a_destination_without_a_route_is_refused() {
     let nowhere = spec(A, IpAddr::from([192, 0, 2, 1]));
     let error = pair.a.run(|| a.add_path(&nowhere).unwrap_err());
     assert_eq!(error.kind(), io::ErrorKind::NetworkUnreachable, "{error}");
+}
+
+/// Its sockets do not: they have the address still.
+#[test]
+fn the_end_of_the_interface_ends_the_port() {
+    let pair = or_skip!(pair_with(&[]));
+    let (mut a, mut b) = ports(&pair, A, B, &PortConfig::default());
+    let look = |port: &mut UdpPort| {
+        let is_told = descriptors::wait_readable(port.wait_fd(), 20_000).expect("poll");
+        assert!(is_told, "it is woken");
+        let received = port.receive(1, |_| {});
+        port.maintain();
+        received
+    };
+    pair.a.sh("ip link set v0 down");
+    look(&mut a).expect("it is down, and not gone");
+    pair.b.sh("ip link del v0");
+    for port in [&mut a, &mut b] {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !port.link.as_ref().expect("it receives").is_gone() {
+            assert!(Instant::now() < end, "it goes");
+            look(port).expect("not yet");
+        }
+        assert_eq!(port.maintain(), Some(Duration::ZERO), "there is news");
+        let error = port.receive(1, |_| {}).expect_err("the interface is gone");
+        assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
+        assert!(!descriptors::wait_readable(port.wait_fd(), 0).expect("poll"), "all is read");
+    }
 }
