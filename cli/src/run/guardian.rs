@@ -10,14 +10,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::Once;
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum as _;
 use nix::sys::signal::SigSet;
 use nix::unistd::{setgid, setgroups, setuid};
 use rocinante::OpenOptions;
-use rocinante::device::{Backend, Limits};
+use rocinante::device::Backend;
 use rocinante_netdev::handed::AGENT_VARIABLE;
 use rocinante_netdev::sysfs;
 use rocinante_netdev::{Errand, Guardian, Interface, Left, close_elsewhere, keep_from_children};
@@ -204,8 +204,15 @@ fn guard(guardian: &mut Guardian) -> io::Result<()> {
                 Errand::Settle(left) => {
                     let deadline = Instant::now() + PATIENCE;
                     for it in left {
-                        let act = move || it.settle(deadline, || end_connections(&it, deadline));
-                        scope.spawn(act);
+                        let it = Arc::new(it);
+                        let settle = move |it: &Left| {
+                            it.settle(deadline, || end_connections(it, deadline));
+                        };
+                        let own = Arc::clone(&it);
+                        let builder = std::thread::Builder::new();
+                        if builder.spawn_scoped(scope, move || settle(&own)).is_err() {
+                            settle(&it);
+                        }
                     }
                 }
                 Errand::OtherUser { connection, uid, gid } => {
@@ -239,9 +246,7 @@ fn say_too_many(log: &Path) {
 
 /// Opens the address as its next process, and waits until the peers have answered.
 fn end_connections(place: &Left, deadline: Instant) {
-    // Registers no memory: the table of regions alone has 7 MiB otherwise.
-    let limits = Limits::default().max_mr(1);
-    let mut options = OpenOptions::new().netdev(Backend::Udp).shards(1).limits(limits);
+    let mut options = OpenOptions::new().netdev(Backend::Udp).shards(1);
     if let Some(index) = place.interface {
         let all = Interface::all().unwrap_or_default();
         let Some(interface) = all.iter().find(|it| it.index == index) else { return };

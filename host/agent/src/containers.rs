@@ -369,7 +369,10 @@ impl Inner {
         let now = now.map_err(|e| failed("read addresses of", &e))?;
         let peer = (id, own.index);
         let known = self.containers.get(&host.index);
-        let known = known.filter(|c| (c.peer, c.namespace) == (peer, namespace));
+        // Of one whose state is lost the number of the namespace is not known, 0: a container that
+        // may change its addresses keeps those that its program let through.
+        let is_same = |of: u64| of == namespace || of == 0 && !follows;
+        let known = known.filter(|c| c.peer == peer && is_same(c.namespace));
         let introduced = match about {
             Some(about) => {
                 let before = known.and_then(|known| known.introduced.as_ref());

@@ -4,7 +4,7 @@ use std::io;
 
 use rocinante_netdev::handed::{Code, Refused};
 
-use crate::host::{HostLink, Namespaces, NsId, Peer, Sources};
+use crate::host::{ADDRESSES_MAX, HostLink, Namespaces, NsId, Peer, Sources};
 
 /// The way of most containers to a veth.
 const BRIDGE: &str = "give the container a bridge network, whose interface is a veth to the host";
@@ -171,12 +171,16 @@ pub(crate) fn peer_elsewhere(link: &HostLink) -> Option<(NsId, u32)> {
     (link.kind == "veth").then_some((namespace?, index))
 }
 
+/// The addresses of a container's link that may send: the first [`ADDRESSES_MAX`] of them.
 pub(crate) fn sources_of(
     namespaces: &mut Namespaces,
     id: NsId,
     link: &HostLink,
 ) -> io::Result<Sources> {
-    Ok(Sources { mac: link.mac, addresses: namespaces.addresses(id, link.index)? })
+    let mut addresses = namespaces.addresses(id, link.index)?;
+    addresses.retain(|address| !address.is_unspecified() && !address.is_multicast());
+    let addresses = addresses.into_iter().take(ADDRESSES_MAX).collect();
+    Ok(Sources { mac: link.mac, addresses })
 }
 
 pub(crate) fn is_gone(error: &io::Error) -> bool {

@@ -72,6 +72,11 @@ impl Receiver {
         self.role == Role::Receive
     }
 
+    /// Whether the sockets of own addresses are always in the epoll set, a guard's too.
+    pub(super) fn is_watched(&self) -> bool {
+        self.role != Role::Shut
+    }
+
     /// Has the next call read all sockets.
     pub(super) fn look(&mut self) {
         self.calls = u32::MAX;

@@ -24,7 +24,11 @@ fn small_buffer(bytes: u32) -> PortConfig {
 }
 
 fn open_guard(iface: &Interface, own: IpAddr) -> UdpPort {
-    let (own, config) = ([own], PortConfig::default());
+    open_guard_with(iface, own, PortConfig::default())
+}
+
+fn open_guard_with(iface: &Interface, own: IpAddr, config: PortConfig) -> UdpPort {
+    let own = [own];
     let guards = acquire_guards(Backend::Packet, iface, &own, &config, Shards::ONE, None).unwrap();
     let manifest = Manifest {
         interface: iface.clone(),

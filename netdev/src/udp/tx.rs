@@ -192,9 +192,9 @@ impl UdpPort {
         debug_assert!(result.is_ok(), "{result:?}");
     }
 
-    /// Whether the socket is always in the epoll set, because it receives.
+    /// Whether the socket is always in the epoll set.
     fn in_epoll(&self, index: usize) -> bool {
-        self.receiver.receives() && self.paths.is_own(index)
+        self.receiver.is_watched() && self.paths.is_own(index)
     }
 }
 

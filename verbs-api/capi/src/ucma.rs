@@ -75,6 +75,12 @@ pub(crate) fn announced(header: &[u8]) -> usize {
     HEADER + usize::from(In(header).u16(4))
 }
 
+/// Whether the command of this header waits: GET_EVENT, where there is no event. No other does.
+pub(crate) fn waits(header: &[u8]) -> bool {
+    const GET_EVENT: u32 = 12;
+    In(header).u32(0) == GET_EVENT
+}
+
 type Execute = fn(&Command<'_>) -> Outcome<Answer>;
 
 /// The commands, in the order of their numbers.
@@ -176,7 +182,7 @@ impl Ucma {
         let body = body.get(..usize::from(len)).ok_or(libc::EINVAL)?;
         let command = Command { it: self, file, body: In(body), room: room.into(), memory };
         execute(&command).inspect_err(|errno| {
-            if *errno != libc::EAGAIN {
+            if !(*errno == libc::EAGAIN && waits(bytes)) {
                 let error = std::io::Error::from_raw_os_error(*errno);
                 say(Level::Info, format_args!("rdma_cm: {name}: {error}"));
             }

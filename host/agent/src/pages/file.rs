@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use rocinante_netdev::handed::page::{Amounts, COUNTERS, Usage};
+use rocinante_netdev::handed::page::{Amounts, COUNTERS, NO_LIMIT, RESOURCES, Usage};
 use serde::{Deserialize, Serialize};
 
 use super::quota::Quota;
@@ -47,6 +47,8 @@ pub(super) struct Kept {
     peak: Amounts,
     #[serde(default)]
     events: Amounts,
+    /// What its programs could hold, with what was tolerated beyond their limits.
+    bound: Option<Amounts>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -109,7 +111,8 @@ impl Kept {
         let devices = container.devices.values().filter_map(kept).collect();
         let (name, namespace) = (container.name.clone(), container.namespace);
         let Usage { peak, events, .. } = container.quota.usage;
-        Self { host_end, name, namespace, past, devices, peak, events }
+        let bound = Some(container.quota.bound());
+        Self { host_end, name, namespace, past, devices, peak, events, bound }
     }
 }
 
@@ -126,7 +129,7 @@ impl From<Kept> for Container {
         };
         let devices = (0..).zip(kept.devices.into_iter().map(device)).collect();
         let usage = Usage { peak: kept.peak, events: kept.events, ..Usage::default() };
-        let quota = Quota::of_earlier(usage);
+        let quota = Quota::of_earlier(usage, kept.bound.unwrap_or([NO_LIMIT; RESOURCES.len()]));
         Self { name: kept.name, namespace: kept.namespace, past, devices, quota }
     }
 }

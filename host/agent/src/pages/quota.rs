@@ -73,9 +73,15 @@ impl fmt::Debug for LimitOf {
 }
 
 impl Quota {
-    /// That of a container of an earlier agent.
-    pub(super) fn of_earlier(usage: Usage) -> Self {
-        Self { usage, returns_until: Some(Instant::now() + MINUTE), ..Self::default() }
+    /// That of a container of an earlier agent, where its programs could hold up to `bound`.
+    pub(super) fn of_earlier(usage: Usage, bound: Amounts) -> Self {
+        let returns_until = Some(Instant::now() + MINUTE);
+        Self { usage, tolerated: bound, returns_until, ..Self::default() }
+    }
+
+    /// What its programs may hold, and what was tolerated beyond that.
+    pub(super) fn bound(&self) -> Amounts {
+        std::array::from_fn(|nth| self.max.0[nth].max(self.tolerated[nth]))
     }
 
     /// The ledger, which is made for the first program that asks.
@@ -106,8 +112,12 @@ impl Quota {
 
     fn limit(&mut self, max: RdmaMax) {
         if self.max != max {
+            // More than the old limit is no more right than before.
+            let (bound, current) = (self.bound(), &self.usage.current);
+            if self.returns_until.is_none() {
+                self.tolerated = std::array::from_fn(|nth| bound[nth].min(current[nth]));
+            }
             self.max = max;
-            self.tolerated = self.usage.current;
         }
         self.put_limits();
     }
@@ -122,8 +132,9 @@ impl Quota {
     fn exceeded(&mut self, now: Instant) -> Vec<usize> {
         let current = &self.usage.current;
         if self.returns_until.is_some_and(|until| now < until) {
-            self.tolerated = *current;
+            return Vec::new();
         }
+        self.returns_until = None;
         let bounds = self.tolerated.iter_mut().zip(current);
         bounds.for_each(|(tolerated, current)| *tolerated = (*tolerated).min(*current));
         let exceeds = |nth: &usize| current[*nth] > self.max.0[*nth].max(self.tolerated[*nth]);

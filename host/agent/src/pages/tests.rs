@@ -388,6 +388,11 @@ fn a_container_that_holds_more_is_named_and_one_whose_limit_fell_is_not() {
     old.counts("eth0", 2);
     assert!(world.pages.exceeding(at(100)).is_empty());
     assert!(world.pages.exceeding(at(101)).contains_key(&3));
+    // Another limit of its class changes, and this one.
+    for max in ["hca_object=5 mr_bytes=7", "hca_object=4", "hca_object=5"] {
+        limit(&world, max);
+        assert!(world.pages.exceeding(at(101)).contains_key(&3), "{max}");
+    }
     world.pages.end(old.id);
     assert!(world.pages.exceeding(at(102)).is_empty());
     // Programs come back to the next agent one after the other.
@@ -399,7 +404,24 @@ fn a_container_that_holds_more_is_named_and_one_whose_limit_fell_is_not() {
     let after = |seconds| now + std::time::Duration::from_secs(seconds);
     (1..30).for_each(|second| assert!(world.pages.exceeding(after(second)).is_empty()));
     assert!(world.pages.exceeding(after(70)).is_empty(), "they hold no more than before");
-    drop(come);
+    // One that holds more does not get rid of that by the agent's next start.
+    let more = |world: &mut World, key| {
+        let old = world.opens(3, key).expect("room");
+        old.counts("eth0", 2);
+        old
+    };
+    let old = more(&mut world, 5);
+    world.pages.exceeding(after(71));
+    assert!(world.pages.exceeding(after(72)).contains_key(&3));
+    world.pages.uses();
+    world.restarts(true);
+    drop(old);
+    let _come = come.map(|it| world.opens_with((3, 3), 9, it.account, true).expect("room"));
+    let _old = more(&mut world, 6);
+    limit(&world, "hca_object=5");
+    (1..30).for_each(|second| assert!(world.pages.exceeding(after(second)).is_empty()));
+    world.pages.exceeding(after(80));
+    assert!(world.pages.exceeding(after(81)).contains_key(&3));
 }
 
 #[test]

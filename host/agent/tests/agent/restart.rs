@@ -6,7 +6,7 @@ use std::net::UdpSocket;
 use rocinante_agent::STEPS;
 use rocinante_lab::Container;
 
-use crate::asker::{SOON, eventually};
+use crate::asker::{As, Asker, SOON, eventually};
 use crate::lab::host_or_skip;
 
 #[test]
@@ -146,6 +146,27 @@ fn a_state_that_is_lost_cut_or_anothers_costs_little() {
         host.kill();
         let now = fs::read_to_string(host.state()).expect("a state");
         assert!(now.starts_with("{\"version\":1,"), "{what}: {now}");
+    }
+}
+
+/// Without a state, a container that may change its addresses gets none besides those that its
+/// program lets through.
+#[test]
+fn a_lost_state_gives_no_container_the_addresses_of_another() {
+    let mut host = host_or_skip!("restart::a_lost_state_gives_no_container", 1);
+    host.start();
+    let [v4, _] = host.addresses(0);
+    let mut asker = Asker::start(host.container(0).netns(), &host.socket(), As::Root);
+    asker.granted(v4);
+    let allowed = host.may_leave(0);
+    host.kill();
+    fs::remove_file(host.state()).expect("removed");
+    host.start();
+    let netns = host.container(0).netns();
+    netns.ip(&["address", "add", "10.77.0.101/24", "dev", "eth0"]).expect("added");
+    for _ in 0..2 {
+        asker.granted(v4);
+        assert_eq!(host.may_leave(0), allowed);
     }
 }
 

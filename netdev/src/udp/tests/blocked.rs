@@ -102,3 +102,29 @@ fn of_sockets_that_are_full_only_the_one_that_is_next_is_waited_for() {
     port.flush(|failure| panic!("{failure:?}"));
     assert_eq!(watched(port.wait_fd()), calm);
 }
+
+/// A guard sends by the sockets of its addresses, too.
+#[test]
+fn a_guard_waits_for_its_full_socket() {
+    let (ns, port) = or_skip!(behind_a_plug());
+    drop(port);
+    let (mut port, path) = ns.run(|| {
+        let v0 = Interface::by_name("v0").unwrap();
+        let config = PortConfig { tx_buffer_bytes: 1, force_buffers: false, ..Default::default() };
+        let own = IpAddr::from([10, 9, 0, 1]);
+        let mut port = open_guard_with(&v0, own, config);
+        let to_peer = PathSpec { src_port: 4791, ..spec(own, IpAddr::from(PEER)) };
+        let path = port.add_path(&to_peer).unwrap().id;
+        (port, path)
+    });
+    let calm = watched(port.wait_fd());
+    fill(&mut port, path);
+    port.reserve(path, LEN).unwrap().buf.fill(1);
+    port.commit();
+    port.flush(|failure| panic!("{failure:?}"));
+    assert_eq!(waited_for(&port), [descriptor(&port, path)]);
+    ns.sh("tc qdisc del dev v0 root");
+    assert!(descriptors::wait_readable(port.wait_fd(), 5000).unwrap(), "it drains");
+    port.flush(|failure| panic!("{failure:?}"));
+    assert_eq!(watched(port.wait_fd()), calm);
+}

@@ -164,7 +164,7 @@ unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize
             let input = Program.load(at, len.min(ucma::announced(&header)))?;
             loop {
                 match ucma().command(&file, &input, &Program) {
-                    Err(libc::EAGAIN) => file.wait()?,
+                    Err(libc::EAGAIN) if ucma::waits(&header) => file.wait()?,
                     Ok(answer) => {
                         put(&answer)?;
                         return Ok(taken);
