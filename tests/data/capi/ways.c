@@ -258,6 +258,8 @@ static void no_answer(struct rdma_event_channel *on, const char *dead, const cha
 	CHECK(status_of(on, RDMA_CM_EVENT_ADDR_ERROR) == -ETIMEDOUT);
 	CHECK(!rdma_resolve_addr(elsewhere, NULL, at("127.0.0.1", NULL, 1), 20000));
 	CHECK(status_of(on, RDMA_CM_EVENT_ADDR_RESOLVED) == 0);
+	struct sockaddr_in *own = (void *)rdma_get_local_addr(elsewhere);
+	CHECK(own->sin_addr.s_addr == htonl(INADDR_LOOPBACK));
 	gone(elsewhere);
 }
 
