@@ -44,6 +44,8 @@ use crate::{control, holders, http, log, rights, steps};
 
 /// Searches for the holders of ports at a time, each on a thread of the same.
 const SEARCHES_MAX: usize = 2;
+/// After this time of a search other containers' do not wait for it.
+const SEARCH_MAX: Duration = Duration::from_secs(2);
 /// The longest that a request waits for its turn, whatever it says.
 const PATIENCE_MAX: Duration = Duration::from_secs(60);
 /// How long a thread without work stays.
@@ -414,24 +416,35 @@ pub(crate) async fn ended(connection: &AsyncFd<Foreign<OwnedFd>>) -> io::Result<
 }
 
 /// Keeps the rings of ports guarded until no process has them.
+///
+/// A search copies descriptors that the container chose, and to close one may take as long as a
+/// server of FUSE likes: so a thread of the container's share does it.
 async fn outlive(agent: Arc<Agent>, port: PortId) {
     let mut again = LOOK_AGAIN.into_iter();
     let mut last: Option<Holder> = None;
     loop {
+        let Some((namespace, sockets)) = agent.containers.port(port) else { return };
         let worker = Arc::clone(&agent);
         let look = move || {
-            let (namespace, sockets) = worker.containers.port(port)?;
             let holder = last.filter(Holder::still_holds);
             let holder = holder.or_else(|| holders::find(namespace, &sockets));
-            if holder.is_none() {
-                worker.containers.remove_port(port);
+            match &holder {
+                Some(holder) => worker.containers.guard_again(port, holder),
+                None => worker.containers.remove_port(port),
             }
             holder
         };
         // A search takes long where a container's processes have thousands of descriptors.
         let turn = agent.searches.turn(port.host_end, std::future::ready(())).await;
-        let Ok(Some(holder)) = tokio::task::spawn_blocking(look).await else { return };
+        let found = agent.closers.result(Share::Container(namespace), look);
+        tokio::pin!(found);
+        let quick = tokio::time::timeout(SEARCH_MAX, &mut found).await;
         drop(turn);
+        let found = match quick {
+            Ok(found) => found,
+            Err(_) => found.await,
+        };
+        let Some(Some(holder)) = found else { return };
         // Without a descriptor to wait by it stays until its interface goes.
         let Ok(process) = readable(holder.pidfd.as_fd()) else { return };
         match again.next() {

@@ -24,6 +24,8 @@ mod cq;
 mod device;
 mod drivers;
 mod events;
+#[cfg(test)]
+mod events_tests;
 mod exit;
 mod flood;
 mod front;

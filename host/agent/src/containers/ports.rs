@@ -17,7 +17,7 @@ pub(super) struct Port {
     /// The receive ring of each; ports of `afxdp` have none.
     pub(super) ring: Option<Ring>,
     /// The guards of the rings.
-    pub(super) _kept: Vec<Kept>,
+    pub(super) kept: Vec<Kept>,
     /// Bytes of memory that the kernel keeps for them.
     pub(super) bytes: usize,
     /// Slots of each receive ring, of `afxdp` chunks.
@@ -92,7 +92,7 @@ impl Room<'_> {
             return Err(Refused::new(Code::Interface, "your interface has gone", ""));
         };
         let kept = std::mem::take(&mut given.kept);
-        let port = Port { sockets, ring, _kept: kept, bytes: given.bytes, slots };
+        let port = Port { sockets, ring, kept, bytes: given.bytes, slots };
         container.ports.insert(number, port);
         containers.write(&inner);
         Ok(PortId { host_end, number })

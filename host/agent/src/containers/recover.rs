@@ -9,15 +9,15 @@ use super::ports::{Port, PortId};
 use super::rates::Shaped;
 use super::{Container, Containers, Inner, no_filter};
 use crate::asker::Own;
-use crate::holders;
+use crate::holders::Holder;
 use crate::host::{SourceFilter, Sources};
 use crate::limits::Share;
 use crate::links::peer_elsewhere;
 use crate::state::{Known, KnownPort};
 
 impl Containers {
-    /// Takes over from an earlier agent: the programs at the hosts' ends, and the ports that are
-    /// still held. Returns those ports.
+    /// Takes over from an earlier agent: the programs at the hosts' ends, and its ports. Returns
+    /// those ports, of which some may have no holder any more.
     pub(crate) fn recover(&self, own: &Own) -> io::Result<Vec<PortId>> {
         let state = self.state.read().unwrap_or_else(|why| {
             tracing::warn!("the state is not used: {why}");
@@ -70,7 +70,7 @@ impl Containers {
                 continue;
             }
             for port in known.into_iter().flat_map(|known| &known.ports) {
-                held.extend(inner.guard_again(link.index, port, own));
+                held.extend(inner.take_up(link.index, port, own));
             }
         }
         if !inner.containers.is_empty() {
@@ -84,24 +84,39 @@ impl Containers {
     }
 }
 
+impl Containers {
+    /// Guards the rings of a port that an earlier agent handed over, by copies of its holder's
+    /// descriptors.
+    pub(crate) fn guard_again(&self, port: PortId, holder: &Holder) {
+        let ring = self.lock().unguarded_port(port).and_then(|it| it.ring);
+        let Some(ring) = ring else { return };
+        let again = |(socket, _): &(u64, i32)| keep_again(holder.copy_of(*socket)?, ring).ok();
+        let kept: Vec<Kept> = holder.sockets.iter().filter_map(again).collect();
+        if let Some(port) = self.lock().unguarded_port(port) {
+            // An older agent did not write it.
+            port.bytes = port.bytes.max(kept.iter().map(Kept::ring_bytes).sum());
+            port.kept = kept;
+        }
+    }
+}
+
 impl Inner {
-    /// Notes ports that an earlier agent handed over, if a process has them, and guards their
-    /// rings.
-    fn guard_again(&mut self, host_end: u32, port: &KnownPort, own: &Own) -> Option<PortId> {
+    fn unguarded_port(&mut self, PortId { host_end, number }: PortId) -> Option<&mut Port> {
+        let port = self.containers.get_mut(&host_end)?.ports.get_mut(&number);
+        port.filter(|port| port.kept.is_empty())
+    }
+
+    /// Notes a port that an earlier agent handed over, as it was written.
+    fn take_up(&mut self, host_end: u32, port: &KnownPort, own: &Own) -> Option<PortId> {
         let container = self.containers.get_mut(&host_end)?;
         if container.namespace == own.network().inode() {
             return None;
         }
         let sockets: BTreeSet<u64> = port.sockets.iter().copied().collect();
-        let holder = holders::find(container.namespace, &sockets)?;
-        let again = |socket: &u64| keep_again(holder.copy_of(*socket)?, port.ring?).ok();
-        let kept: Vec<Kept> = sockets.iter().filter_map(again).collect();
-        // An older agent did not write it.
-        let bytes = port.bytes.max(kept.iter().map(Kept::ring_bytes).sum());
         let number = self.next_port;
         self.next_port += 1;
-        let (ring, slots) = (port.ring, port.slots);
-        container.ports.insert(number, Port { sockets, ring, _kept: kept, bytes, slots });
+        let &KnownPort { ring, bytes, slots, .. } = port;
+        container.ports.insert(number, Port { sockets, ring, kept: Vec::new(), bytes, slots });
         Some(PortId { host_end, number })
     }
 }
