@@ -1,8 +1,12 @@
 //! A container that does not behave.
 
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
 use rocinante_agent::STEPS;
 
-use crate::asker::{As, Asker};
+use crate::asker::{As, Asker, eventually};
 use crate::lab::{Host, host_or_skip};
 
 fn hex(bytes: &[u8]) -> String {
@@ -81,7 +85,7 @@ fn descriptors_that_come_along_are_not_kept() {
         assert!(is_refused, "{answer}");
     }
     others_are_served(&host);
-    crate::asker::eventually("no descriptor stays", || host.descriptors() <= before);
+    eventually("no descriptor stays", || host.descriptors() <= before);
 }
 
 #[test]
@@ -103,17 +107,17 @@ fn a_flood_is_bounded_and_others_are_served() {
     assert!(floods[1].hear().starts_with("busy"));
     floods[2].hear();
     // While others have the processors, it asks too seldom.
-    crate::asker::eventually("most of it is not looked at", || {
+    eventually("most of it is not looked at", || {
         let answer = floods[2].tell("flood 1000 10.77.0.1");
         let busy = answer.split_whitespace().nth(1).and_then(|n| n.parse::<u32>().ok());
         busy.is_some_and(|busy| busy > 500)
     });
     drop(floods);
     host.has_ports(0);
-    crate::asker::eventually("no descriptor stays", || host.descriptors() <= before);
+    eventually("no descriptor stays", || host.descriptors() <= before);
     // The same container is served again after a while.
     let mut asker = host.asker(0);
-    crate::asker::eventually("it is served again", || {
+    eventually("it is served again", || {
         asker.tell(&format!("ask {}", host.addresses(0)[0])).starts_with("granted")
     });
 }
@@ -217,7 +221,7 @@ fn leaves_nothing(ask: &str, granted: &str) {
         asker.say(&line);
         host.while_it_stops(|| asker.kill());
         others_are_served(&host);
-        crate::asker::eventually(&format!("nothing stays of {step:?}"), || {
+        eventually(&format!("nothing stays of {step:?}"), || {
             host.descriptors() <= before && (host.ports(), host.guarded_rings()) == (0, 0)
         });
         // The next program of the same container is served as if the first had not asked.
@@ -293,4 +297,37 @@ fn it_keeps_the_rights_that_it_needs_and_no_others() {
     // It works with these.
     let mut root = Asker::start(host.container(0).netns(), &host.socket(), As::Root);
     root.granted(host.addresses(0)[0]);
+}
+
+/// Containers have files that a search for the holder of a port cannot close, as many as there are
+/// searches at a time. Others' ports are closed.
+#[test]
+fn files_that_do_not_close_hold_up_their_container_alone() {
+    const SEARCHED_AT_ONCE: usize = 2;
+    let mut host = host_or_skip!("bad_input::files_that_do_not_close", 3);
+    host.start();
+    let held = |nth: usize| {
+        let mut server = Command::new("python3");
+        server.args(["-c", include_str!("fuse.py")]).stdout(Stdio::piped());
+        let mut server = host.container(nth).spawn(&mut server).expect("python3");
+        let said = server.child_mut().stdout.take().expect("a pipe");
+        let mut line = String::new();
+        BufReader::new(said).read_line(&mut line).expect("text");
+        (line == "held\n").then_some(server)
+    };
+    let Some(servers) = (0..SEARCHED_AT_ONCE).map(held).collect::<Option<Vec<_>>>() else {
+        return crate::lab::skip("bad_input::files_that_do_not_close", &"FUSE cannot be mounted");
+    };
+    let all = 0..=SEARCHED_AT_ONCE;
+    let mut askers: Vec<Asker> = all.clone().map(|nth| host.asker(nth)).collect();
+    for (nth, asker) in askers.iter_mut().enumerate() {
+        asker.granted(host.addresses(nth)[0]);
+    }
+    let has = |expected: [usize; 3]| all.clone().all(|nth| host.slots(nth).len() == expected[nth]);
+    askers.iter_mut().for_each(|asker| drop(asker.tell("close")));
+    eventually("the third's is closed", || has([1, 1, 0]));
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(has([1, 1, 0]), "the others' cannot be searched for");
+    drop(servers);
+    eventually("all are closed", || has([0, 0, 0]));
 }
