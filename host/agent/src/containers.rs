@@ -50,6 +50,9 @@ pub(crate) use self::report::Totals;
 use self::uplinks::Uplinks;
 use self::ways_out::Unguarded;
 
+/// The most links of a container: the kernel is asked about each, while other containers wait.
+const LINKS_MAX: usize = 1024;
+
 /// The facts about a container beside its namespace.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Hints<'a> {
@@ -235,6 +238,10 @@ impl Containers {
         let of = (of.0, hints.about.filter(|about| about.interface.is_none()), of.2);
         // A port can send from each interface of its namespace.
         let all = inner.namespaces.links(Some(id)).map_err(|e| failed("list", &e))?;
+        if all.len() > LINKS_MAX {
+            let reason = format!("your network namespace has {} interfaces", all.len());
+            return Err(Refused::new(Code::Interface, reason, "remove those that are not used"));
+        }
         let accepts = config.other_ways_out == OtherWaysOut::Accept;
         let (mut others, mut unguarded) = (Vec::new(), Unguarded::new());
         for link in all.iter().filter(|link| link.index != own.index) {

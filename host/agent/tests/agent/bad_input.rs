@@ -1,6 +1,6 @@
 //! A container that does not behave.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -297,6 +297,32 @@ fn it_keeps_the_rights_that_it_needs_and_no_others() {
     // It works with these.
     let mut root = Asker::start(host.container(0).netns(), &host.socket(), As::Root);
     root.granted(host.addresses(0)[0]);
+}
+
+#[test]
+fn a_namespace_of_very_many_links_is_refused() {
+    let mut host = host_or_skip!("bad_input::a_namespace_of_very_many_links", 2);
+    host.start();
+    let netns = host.container(0).netns();
+    let links = |way: &str, of: std::ops::Range<usize>| {
+        let line = |nth| format!("link {way} d{nth} type veth\n");
+        let lines: String = of.map(line).collect();
+        let mut batch = Command::new("ip");
+        batch.args(["-batch", "-"]).stdin(Stdio::piped());
+        let mut batch = netns.spawn(&mut batch).expect("ip");
+        let mut to = batch.child_mut().stdin.take().expect("a pipe");
+        to.write_all(lines.as_bytes()).expect("it reads");
+        drop(to);
+        assert!(batch.wait(Duration::from_secs(60)).expect("it ends").success());
+    };
+    // Beside loopback and eth0.
+    links("add", 0..512);
+    let mut asker = host.asker(0);
+    let [v4, _] = host.addresses(0);
+    let refused = asker.refused(v4);
+    assert!(refused.contains("has 1026 interfaces"), "{refused}");
+    links("delete", 0..1);
+    asker.granted(v4);
 }
 
 /// Containers have files that a search for the holder of a port cannot close, as many as there are
