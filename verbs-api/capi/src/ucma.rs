@@ -145,12 +145,13 @@ impl Ucma {
         let Some(file) = files.remove(&fd) else { return false };
         // A command that comes now finds no file here, and no descriptor.
         file.close();
-        let is_last = files.is_empty();
         drop(files);
         self.table.ids_of(Some(&file)).iter().for_each(|id| {
             self.destroy(id);
         });
-        if is_last {
+        // Nor is one opened meanwhile.
+        let files = self.files.write();
+        if files.is_empty() {
             self.ports.lock().leave(None);
             self.devices.close();
         }
