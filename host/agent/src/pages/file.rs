@@ -47,7 +47,7 @@ pub(super) struct Kept {
     peak: Amounts,
     #[serde(default)]
     events: Amounts,
-    /// What its programs could hold, with what was tolerated beyond their limits.
+    /// The most that its programs could hold: their limits, or the excess that was tolerated.
     bound: Option<Amounts>,
 }
 

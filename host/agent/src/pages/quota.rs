@@ -79,7 +79,7 @@ impl Quota {
         Self { usage, tolerated: bound, returns_until, ..Self::default() }
     }
 
-    /// What its programs may hold, and what was tolerated beyond that.
+    /// The most that its programs may hold: their limits, or the excess that is tolerated.
     pub(super) fn bound(&self) -> Amounts {
         std::array::from_fn(|nth| self.max.0[nth].max(self.tolerated[nth]))
     }
