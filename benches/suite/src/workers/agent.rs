@@ -14,7 +14,7 @@ const STARTS_WITHIN: Duration = Duration::from_secs(10);
 
 /// A running `rocinante-agent`, in the namespace of a lab's host.
 pub(super) struct Agent {
-    _child: ChildGuard,
+    child: ChildGuard,
     dir: PathBuf,
 }
 
@@ -37,7 +37,7 @@ impl Agent {
         command.arg("run").arg("--config").arg(configured?).stdin(Stdio::null());
         let child = lab.host().spawn(&mut command);
         let child = child.map_err(|error| Failure::Failed(error.to_string()))?;
-        let agent = Self { _child: child, dir };
+        let agent = Self { child, dir };
         let end = Instant::now() + STARTS_WITHIN;
         while !agent.socket().exists() {
             if Instant::now() > end {
@@ -55,6 +55,8 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
+        // It would make its sockets again.
+        self.child.kill();
         let _ = fs::remove_dir_all(&self.dir);
     }
 }
