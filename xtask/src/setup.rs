@@ -23,7 +23,7 @@ pub(crate) const TESTS: &[&str] = &[
     "ucx-utils", "openmpi-bin", "libopenmpi-dev",
     // Counts instructions.
     "valgrind", "tshark",
-    // Encrypted links, and what compiles policies for SELinux.
+    // Encrypted links, and the compiler of policies for SELinux.
     "wireguard-go", "wireguard-tools", "secilc",
     // The guest of the interoperability tests, and the programs that unpack its kernel.
     "qemu-system-x86", "xz-utils", "zstd",

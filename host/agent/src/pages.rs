@@ -179,7 +179,7 @@ impl Pages {
         let open = Container::open;
         let all: usize = containers.values().map(open).sum();
         let number = *next;
-        // Its first end may be another one since: what is open keeps its ledger for all.
+        // Its first end may be another one since: open devices keep their ledger for all.
         let same = |it: &Container| it.namespace == namespace && open(it) > 0;
         let host_end = containers.iter().find(|(_, it)| same(it)).map_or(host_end, |(at, _)| *at);
         let container = containers.entry(host_end).or_default();

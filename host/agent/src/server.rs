@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,7 +30,6 @@ use crate::control::{About, AgentStatus, Reply, Verb};
 use crate::ends::Ends;
 use crate::error::AgentError;
 use crate::guard::Guards;
-use crate::holders::Holder;
 use crate::host::{Watch, link_counts};
 use crate::http::Listening;
 use crate::journal::{Journal, MINUTE};
@@ -42,10 +41,10 @@ use crate::ready::readable;
 use crate::state::StateFile;
 use crate::{control, holders, http, log, rights, steps};
 
-/// Searches for the holders of ports at a time, each on a thread of the same.
-const SEARCHES_MAX: usize = 2;
-/// After this time of a search other containers' do not wait for it.
-const SEARCH_MAX: Duration = Duration::from_secs(2);
+mod outlive;
+
+use self::outlive::{SEARCHES_MAX, outlive};
+
 /// The longest that a request waits for its turn, whatever it says.
 const PATIENCE_MAX: Duration = Duration::from_secs(60);
 /// How long a thread without work stays.
@@ -55,11 +54,6 @@ const HEAR_PAUSE: Duration = Duration::from_millis(10);
 
 /// How often to look whether programs hold more than they may.
 const HOLDS_PAUSE: Duration = Duration::from_secs(2);
-
-/// When to look again for a process that has the sockets of ports which it says it closed: it may
-/// be about to. After these times only its end is waited for.
-const LOOK_AGAIN: [Duration; 3] =
-    [Duration::from_millis(20), Duration::from_millis(200), Duration::from_secs(2)];
 
 /// What all connections share.
 #[derive(Debug)]
@@ -413,47 +407,6 @@ pub(crate) async fn ended(connection: &AsyncFd<Foreign<OwnedFd>>) -> io::Result<
     let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
     let read = |from: &Foreign<OwnedFd>| Ok(recv(from, &mut [0_u8; 1][..], flags)?.0);
     connection.async_io(Interest::READABLE, read).await
-}
-
-/// Keeps the rings of ports guarded until no process has them.
-///
-/// A search copies descriptors that the container chose, and to close one may take as long as a
-/// server of FUSE likes: so a thread of the container's share does it.
-async fn outlive(agent: Arc<Agent>, port: PortId) {
-    let mut again = LOOK_AGAIN.into_iter();
-    let mut last: Option<Holder> = None;
-    loop {
-        let Some((namespace, sockets)) = agent.containers.port(port) else { return };
-        let worker = Arc::clone(&agent);
-        let look = move || {
-            let holder = last.filter(Holder::still_holds);
-            let holder = holder.or_else(|| holders::find(namespace, &sockets));
-            match &holder {
-                Some(holder) => worker.containers.guard_again(port, holder),
-                None => worker.containers.remove_port(port),
-            }
-            holder
-        };
-        // A search takes long where a container's processes have thousands of descriptors.
-        let turn = agent.searches.turn(port.host_end, std::future::ready(())).await;
-        let found = agent.closers.result(Share::Container(namespace), look);
-        tokio::pin!(found);
-        let quick = tokio::time::timeout(SEARCH_MAX, &mut found).await;
-        drop(turn);
-        let found = match quick {
-            Ok(found) => found,
-            Err(_) => found.await,
-        };
-        let Some(Some(holder)) = found else { return };
-        // Without a descriptor to wait by it stays until its interface goes.
-        let Ok(process) = readable(holder.pidfd.as_fd()) else { return };
-        match again.next() {
-            Some(pause) => drop(tokio::time::timeout(pause, process.readable()).await),
-            None => drop(process.readable().await),
-        }
-        drop(process);
-        last = Some(holder);
-    }
 }
 
 impl Agent {

@@ -8,10 +8,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 use rocinante_models::provider::wake;
-use rocinante_models::sequence::{consistent, under};
 use rocinante_models::soft::progress::standby::Pause;
 use rocinante_models::soft::shard::cqe;
 use rocinante_models::soft::{Device, Peer};
@@ -579,30 +577,5 @@ fn a_task_is_woken_by_each_letter_that_it_does_not_find() {
             block_on(|cx| mailbox.poll(cx));
         }
         writing.join().unwrap();
-    });
-}
-
-/// A reader finds words of one moment, or none, and never those of an earlier moment.
-#[test]
-fn words_under_a_sequence_number_are_of_one_moment() {
-    model(2, || {
-        let page: Arc<[AtomicU64; 3]> = Arc::default();
-        let writing = spawn(&page, |[sequence, words @ ..]| {
-            for moment in 1..=2 {
-                let write = || words.iter().for_each(|word| word.store(moment, Ordering::Relaxed));
-                under(sequence, write);
-            }
-        });
-        let [sequence, words @ ..] = &*page;
-        let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
-        let read =
-            || consistent(|| Some(load(sequence)), || Some([load(&words[0]), load(&words[1])]));
-        let mut before = 0;
-        for [first, second] in [read(), read()].into_iter().flatten() {
-            assert!(first == second && before <= first, "{before}, {first}, {second}");
-            before = first;
-        }
-        writing.join().unwrap();
-        assert_eq!(read(), Some([2, 2]));
     });
 }

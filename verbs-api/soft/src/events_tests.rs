@@ -10,7 +10,7 @@ fn is_readable(inbox: &Inbox) -> bool {
     poll(&mut [PollFd::new(&inbox.fd(), PollFlags::IN)], Some(&Timespec::default())) == Ok(1)
 }
 
-/// An object that goes takes its own events along, and the descriptor says what is left.
+/// An object that goes takes its own events along. The descriptor tells whether others are left.
 #[test]
 fn the_descriptor_is_readable_as_long_as_there_are_events() {
     let inbox = Inbox::new().unwrap();

@@ -143,7 +143,7 @@ mod tests {
         assert!(!part.overlaps(&other) && !part.is(&other));
     }
 
-    /// Whoever waits for one device hears of its end, whoever else waits for another.
+    /// The end of a device wakes those that wait for it, and not those that wait for another.
     #[test]
     fn a_device_that_could_not_be_opened_is_opened_by_who_waits_for_it() {
         use std::sync::mpsc::channel;

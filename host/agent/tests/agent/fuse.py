@@ -1,5 +1,5 @@
 # A file of FUSE that another process has open, and whose server answers all but FLUSH. When this
-# process, the server, ends, the kernel ends what waits for it. Prints "held".
+# process, the server, ends, the kernel ends the waits for it. Prints "held".
 import ctypes, os, struct, time
 
 CLONE_NEWNS, MS_REC, MS_PRIVATE, PR_SET_PDEATHSIG, SIGKILL = 0x20000, 0x4000, 0x40000, 1, 9
