@@ -181,8 +181,8 @@ pub(crate) mod sysfs {
     use std::time::Duration;
 
     /// How long others may write before a process goes on without the directory: one that was
-    /// stopped may have it. More: programs start later.
-    pub(crate) const WRITE_PATIENCE: Duration = Duration::from_millis(200);
+    /// stopped may have it. More: programs start later. Less: on a busy machine, older files.
+    pub(crate) const WRITE_PATIENCE: Duration = Duration::from_secs(2);
     /// From one writing of counters, while programs read them, to the next. More: older counters.
     /// Less: more of the processor.
     pub(crate) const EVERY: Duration = Duration::from_secs(1);

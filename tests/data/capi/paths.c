@@ -37,7 +37,7 @@ int main(void)
 		CLASS "/roce0/ports/1/../../..", CLASS "/../net", "//sys/class/infiniband",
 		"/sys/./class/infiniband", "/sys//class//infiniband/", "/usr/../sys/class/infiniband",
 		"/sys/class/net/../infiniband/roce0", CLASS "/nosuch", CLASS "/nosuch/..",
-		"/sys/devices/rocinante/eth0/infiniband_verbs/uverbs0/device/infiniband",
+		"/sys/devices/rocinante/roce0/infiniband_verbs/uverbs0/device/infiniband",
 	};
 	char found[PATH_MAX];
 	for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {

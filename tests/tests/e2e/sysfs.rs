@@ -112,24 +112,24 @@ fn sh(at: &Container, script: &str) {
 
 const PATHS: &str = "\
 /sys/class/infiniband is /sys/class/infiniband
-/sys/class/infiniband/roce0 is /sys/devices/rocinante/eth0/infiniband/roce0
-/sys/class/infiniband/roce0/ is /sys/devices/rocinante/eth0/infiniband/roce0
-/sys/class/infiniband/roce0/.. is /sys/devices/rocinante/eth0/infiniband
-/sys/class/infiniband/roce0/../roce0 is /sys/devices/rocinante/eth0/infiniband/roce0
-/sys/class/infiniband/roce0/device is /sys/devices/rocinante/eth0
+/sys/class/infiniband/roce0 is /sys/devices/rocinante/roce0/infiniband/roce0
+/sys/class/infiniband/roce0/ is /sys/devices/rocinante/roce0/infiniband/roce0
+/sys/class/infiniband/roce0/.. is /sys/devices/rocinante/roce0/infiniband
+/sys/class/infiniband/roce0/../roce0 is /sys/devices/rocinante/roce0/infiniband/roce0
+/sys/class/infiniband/roce0/device is /sys/devices/rocinante/roce0
 /sys/class/infiniband/roce0/device/../.. is /sys/devices
 /sys/class/infiniband/roce0/subsystem is /sys/class/infiniband
-/sys/class/infiniband/roce0/ports/1/../../.. is /sys/devices/rocinante/eth0/infiniband
+/sys/class/infiniband/roce0/ports/1/../../.. is /sys/devices/rocinante/roce0/infiniband
 /sys/class/infiniband/../net is /sys/class/net
 //sys/class/infiniband is /sys/class/infiniband
 /sys/./class/infiniband is /sys/class/infiniband
 /sys//class//infiniband/ is /sys/class/infiniband
 /usr/../sys/class/infiniband is /sys/class/infiniband
-/sys/class/net/../infiniband/roce0 is /sys/devices/rocinante/eth0/infiniband/roce0
+/sys/class/net/../infiniband/roce0 is /sys/devices/rocinante/roce0/infiniband/roce0
 /sys/class/infiniband/nosuch is nothing
 /sys/class/infiniband/nosuch/.. is nothing
-/sys/devices/rocinante/eth0/infiniband_verbs/uverbs0/device/infiniband is \
-/sys/devices/rocinante/eth0/infiniband
+/sys/devices/rocinante/roce0/infiniband_verbs/uverbs0/device/infiniband is \
+/sys/devices/rocinante/roce0/infiniband
 glob 0
 /sys/class/infiniband/roce0/ports/1/state
 /sys/class/infiniband/roce1/ports/1/state
@@ -140,15 +140,15 @@ fts several
 statfs 0
 fstatat 0 1
 out of it 0
-readlinkat ../../devices/rocinante/eth0/infiniband/roce0
+readlinkat ../../devices/rocinante/roce0/infiniband/roce0
 inotify 1
 chdir 0 0
 chdir 0 0
-in /sys/devices/rocinante/eth0/infiniband/roce0
+in /sys/devices/rocinante/roce0/infiniband/roce0
 out of it 0
 short 0
 fchdir 0 /sys/class/infiniband
-relative /sys/devices/rocinante/eth0/infiniband
+relative /sys/devices/rocinante/roce0/infiniband
 listed 2
 listed 2
 ";
@@ -215,7 +215,7 @@ came\nroce0\nroce1\nroce2\nroce0 eth0\nroce1 lo\nroce2 d0
 0 0000:0000:0000:0000:0000:ffff:0a09:0001 d0\n1 0000:0000:0000:0000:0000:ffff:0a09:0502 d0
 1 0000:0000:0000:0000:0000:ffff:0a09:0502 d0\n1]: ::ffff:10.9.5.2,
 1 0000:0000:0000:0000:0000:ffff:0a09:0502 d9\nroce0 eth0\nroce1 lo\nroce2 d9
-went\nroce0\nroce1\nroce0 eth0\nroce1 lo\neth0\nlo
+went\nroce0\nroce1\nroce0 eth0\nroce1 lo\nroce0\nroce1
 again\nroce0\nroce1\nroce3\nroce0 eth0\nroce1 lo\nroce3 d0
 abi_version\nuverbs0\nuverbs1\nuverbs3\n";
         // A link that is renamed while it is up is from Linux 6.2 on.

@@ -117,11 +117,11 @@ impl<'a> Facts<'a> {
     /// Adds the device's files.
     pub(super) fn add(&self, nodes: &mut Nodes) {
         let NamedInterface { name, number, interface, .. } = self.device;
-        let parent = parent_of(interface);
+        let parent = parent_of(self.device);
         let mut add = |path: String, node| drop(nodes.insert(path.into(), node));
         let class = |class: &str, of: &str| {
             let path = format!("sys/class/{class}/{of}");
-            (path, Node::Link(format!("../../devices/rocinante/{}/{class}/{of}", interface.name)))
+            (path, Node::Link(format!("../../devices/rocinante/{name}/{class}/{of}")))
         };
         let (path, link) = class("infiniband", name);
         add(path, link);
@@ -141,7 +141,7 @@ impl<'a> Facts<'a> {
 
         let up = match &self.parent {
             Some(parent) => format!("../../../../{parent}"),
-            None => format!("../../../{}", interface.name),
+            None => format!("../../../{name}"),
         };
         for (path, class) in [
             (format!("{parent}/infiniband/{name}"), "infiniband"),
@@ -228,14 +228,15 @@ pub(super) fn common() -> Nodes {
     ])
 }
 
-/// The directory between /sys/devices and the classes of a device: one for its interface.
-fn parent_of(interface: &Interface) -> String {
-    format!("sys/devices/rocinante/{}", interface.name)
+/// The directory between /sys/devices and the classes of a device. It has the device's name,
+/// because that stays while the interface is renamed.
+fn parent_of(device: &NamedInterface) -> String {
+    format!("sys/devices/rocinante/{}", device.name)
 }
 
 /// Where the device's counters are.
 pub(super) fn port_of(device: &NamedInterface) -> PathBuf {
-    format!("{}/infiniband/{}/ports/1", parent_of(&device.interface), device.name).into()
+    format!("{}/infiniband/{}/ports/1", parent_of(device), device.name).into()
 }
 
 /// The interface in sysfs, which may be mounted for another network namespace, with interfaces of
