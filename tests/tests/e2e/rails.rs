@@ -8,7 +8,7 @@ use std::time::Instant;
 use rocinante::device::Backend;
 use rocinante::verbs::{AsyncEvent, QpState, SendOp};
 use rocinante::{Access, ConnectOptions, Mr, Qp, RecvWr, WcStatus};
-use rocinante_lab::{BRIDGE, Lab, LabConfig};
+use rocinante_lab::{BRIDGE, Lab, LabConfig, Netns};
 use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until, wr};
 use rocinante_tests::on_each_backend;
 use rocinante_tests::oracles::becomes_idle;
@@ -18,6 +18,9 @@ on_each_backend!(
     a_link_goes_down_in_a_run,
     an_interface_is_removed_in_a_run,
 );
+
+/// The host's end of the second rail.
+const RAIL: &str = "rail1";
 
 /// One side of a connection on a rail, and the memory of the peer.
 struct Rail<'a> {
@@ -72,11 +75,10 @@ impl Rails {
         let at = lab.container(0);
         let [a, b, c, d] = at.ipv4().octets();
         let second = Ipv4Addr::from([a, b, c, d + 100]);
-        let name = "rail1";
         let there = at.netns().path();
         let mtu = "mtu 4200";
-        let add = format!("link add {name} {mtu} type veth peer name eth1 {mtu} netns {there}");
-        for line in [add, format!("link set {name} master {BRIDGE} up")] {
+        let add = format!("link add {RAIL} {mtu} type veth peer name eth1 {mtu} netns {there}");
+        for line in [add, format!("link set {RAIL} master {BRIDGE} up")] {
             lab.host().ip(&words(&line)).unwrap();
         }
         // Else either interface says that it has the other's address, too.
@@ -101,13 +103,17 @@ impl Rails {
         self.lab.container(0).netns().ip(&words(line)).unwrap();
     }
 
-    /// The kernel brings the second rail's link up when it finds the time.
+    /// The kernel brings the second rail's link up when it finds the time, and the bridge's port
+    /// at another one.
     fn wait_for_link(&self) {
-        let at = self.lab.container(0);
-        let mut show = Command::new("ip");
-        show.args(["-o", "link", "show", "dev", "eth1"]);
+        let is = |at: &Netns, link: &str, word: &str| {
+            let mut show = Command::new("ip");
+            show.args(["-d", "-o", "link", "show", "dev", link]);
+            String::from_utf8_lossy(&at.output(&mut show).unwrap().stdout).contains(word)
+        };
+        let (at, host) = (self.lab.container(0).netns(), self.lab.host());
         wait_until("the link is up", || {
-            String::from_utf8_lossy(&at.output(&mut show).unwrap().stdout).contains("state UP")
+            is(at, "eth1", "state UP") && is(host, RAIL, "state forwarding")
         });
     }
 

@@ -243,6 +243,30 @@ fn a_link_that_is_down_for_a_while_only_delays() {
     }
 }
 
+/// Frames that wait for a link which is down keep no later ones back: these are refused, so that a
+/// queue pair counts its repeats.
+#[test]
+fn a_path_over_a_link_that_is_down_takes_what_fails() {
+    let (pair, mut a, mut b) = or_skip!(pair_with(1500, &config_with(|_| ())));
+    let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
+    pair.a.sh("ip link set v0 down");
+    // The port has not read that, and gives the kernel a frame.
+    send(&mut a, path, &[3; 64]);
+    a.flush(|failure| panic!("{failure:?}"));
+    assert!(a.wants_write());
+    let (mut errno, end) = (None, Instant::now() + Duration::from_secs(10));
+    while errno.is_none() && Instant::now() < end {
+        a.maintain();
+        if let Some(slot) = a.reserve(path, 64) {
+            slot.buf.fill(4);
+            a.commit();
+        }
+        a.flush(|failure| errno = Some(failure.errno));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(errno, Some(libc::ENETUNREACH));
+}
+
 /// The link or the peer fails while frames are in flight: each chunk comes back.
 #[test]
 fn every_chunk_comes_back_whatever_happens_to_the_link() {
