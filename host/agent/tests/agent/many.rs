@@ -8,6 +8,7 @@ use rocinante_netdev::{GiveLimits, give};
 
 use crate::asker::{Asker, eventually};
 use crate::lab::{Host, host_or_skip, resident_kib};
+use crate::pages::{begins, got};
 
 const CONTAINERS: u8 = 200;
 /// The limit for the ports of all of them, in MiB and in bytes: 1 GB.
@@ -63,6 +64,29 @@ fn close(host: &Host, askers: &mut [Asker]) {
     host.has_ports(0);
 }
 
+/// The medians of a scrape, and of the command `status` as a whole, in microseconds.
+fn looks(host: &Host) -> [u64; 2] {
+    let scrape = || {
+        let text = got(host, "/metrics");
+        let open = text.lines().filter(|line| line.starts_with("rocinante_ports{"));
+        assert_eq!(open.count(), usize::from(CONTAINERS));
+    };
+    let status = || {
+        let (is_good, said) = host.operator(&["status"]);
+        assert!(is_good && said.lines().count() >= usize::from(CONTAINERS), "{said}");
+    };
+    [&scrape as &dyn Fn(), &status].map(|look| {
+        let time = |_| {
+            let start = Instant::now();
+            look();
+            start.elapsed().as_micros() as u64
+        };
+        let mut times: Vec<u64> = (0..15).map(time).collect();
+        times.sort_unstable();
+        times[7]
+    })
+}
+
 /// A port for each, one after the other; the sorted times in microseconds.
 fn one_after_the_other(host: &Host, askers: &mut [Asker], family: usize) -> Vec<u64> {
     let ask = |(index, asker): (usize, &mut Asker)| asker.timed(host.addresses(index)[family]);
@@ -75,8 +99,9 @@ fn one_after_the_other(host: &Host, askers: &mut [Asker], family: usize) -> Vec<
 #[test]
 fn two_hundred_containers() {
     let mut host = host_or_skip!("many::two_hundred_containers", CONTAINERS);
-    host.configure(&format!("ring_mib_total = {MIB_TOTAL}"));
-    host.start();
+    let socket = host.dir().join("metrics.sock");
+    host.configure(&format!("ring_mib_total = {MIB_TOTAL}\nmetrics = {socket:?}"));
+    begins(&mut host);
     let mut askers: Vec<Asker> = (0..CONTAINERS).map(|index| host.asker(index.into())).collect();
     askers.iter_mut().for_each(|asker| drop(asker.tell("rights")));
     // The first is the first that asks; each one after that finds more containers there.
@@ -87,6 +112,8 @@ fn two_hundred_containers() {
     assert!(counted <= BYTES_TOTAL, "{counted}");
     let resident = resident_kib(host.agent_id());
     assert!(resident <= RESIDENT_KIB_MAX, "{resident} KiB");
+    let [scrape, status] = looks(&host);
+    println!("with {CONTAINERS} ports, us: a scrape {scrape}, `status` {status}");
     // Nothing happens, and nothing wakes.
     eventually("the worker threads end", || {
         std::fs::read_dir(format!("/proc/{}/task", host.agent_id())).expect("tasks").count() == 1
