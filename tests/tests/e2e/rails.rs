@@ -16,6 +16,7 @@ use rocinante_tests::oracles::becomes_idle;
 on_each_backend!(
     an_address_is_removed_in_the_middle_of_a_run,
     a_link_goes_down_in_a_run,
+    a_carrier_is_lost_in_a_run,
     an_interface_is_removed_in_a_run,
 );
 
@@ -99,8 +100,11 @@ impl Rails {
         self.sides.each_ref().map(|side| Rail::connect(side, &self.peer))
     }
 
+    /// `ip` where the interface of the line is: in the container, or on the host.
     fn ip(&self, line: &str) {
-        self.lab.container(0).netns().ip(&words(line)).unwrap();
+        let at = self.lab.container(0).netns();
+        let at = if line.contains(RAIL) { self.lab.host() } else { at };
+        at.ip(&words(line)).unwrap();
     }
 
     /// The kernel brings the second rail's link up when it finds the time, and the bridge's port
@@ -157,6 +161,12 @@ fn an_address_is_removed_in_the_middle_of_a_run(backend: Backend) {
 
 fn a_link_goes_down_in_a_run(backend: Backend) {
     Rails::new(backend).lose("link set eth1 down", &["link set eth1 up"]);
+}
+
+/// The host's end is down: the container's stays up, without a carrier.
+fn a_carrier_is_lost_in_a_run(backend: Backend) {
+    let [down, up] = ["down", "up"].map(|state| format!("link set {RAIL} {state}"));
+    Rails::new(backend).lose(&down, &[&up]);
 }
 
 /// The device of the interface says once that it is gone, and its queue pair is in the error state,
