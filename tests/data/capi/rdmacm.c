@@ -215,6 +215,7 @@ static void a_connection_ends_on_both_sides(void)
 	// The end of the connection is nothing to the other queue pair.
 	CHECK(state(it.server) == IBV_QPS_RTS);
 	CHECK(!rdma_disconnect(it.server) && state(it.server) == IBV_QPS_ERR);
+	CHECK(!rdma_disconnect(it.server) && !rdma_disconnect(it.client));
 	CHECK(status_of(it.there, RDMA_CM_EVENT_TIMEWAIT_EXIT) == 0);
 	CHECK(status_of(it.here, RDMA_CM_EVENT_TIMEWAIT_EXIT) == 0);
 	CHECK(!is_readable(it.here, 0) && !is_readable(it.there, 0));

@@ -279,6 +279,7 @@ static void regions_and_windows(void)
 	MINUS(EINVAL, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0,
 				   IBV_ACCESS_REMOTE_WRITE));
 	MINUS(EBUSY, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 1));
+	MINUS(EINVAL, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, NULL, pd, 0, 1));
 	struct ibv_pd *apart;
 	MADE(apart, ibv_alloc_pd(context));
 	MINUS(EBUSY, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, apart, NULL, 0, 0));
@@ -448,6 +449,10 @@ static void questions(void)
 	NONE(EINVAL, ibv_alloc_mw(empty, 3));
 	NONE(EINVAL, ibv_create_ah(empty, &(struct ibv_ah_attr){ 0 }));
 	NONE(EINVAL, ibv_create_qp(empty, &(struct ibv_qp_init_attr){ .qp_type = IBV_QPT_RC }));
+	struct ibv_qp_init_attr many = { .send_cq = cq, .recv_cq = cq, .srq = srq,
+					 .qp_type = IBV_QPT_RC, .cap = { 1, 5, 1, 2, 1 << 30 } };
+	NONE(EINVAL, ibv_create_qp(pd, &many));
+	CHECK(many.cap.max_recv_wr == 5 && many.cap.max_recv_sge == 2);
 	DONE(ibv_destroy_comp_channel(unused));
 	DONE(ibv_dealloc_pd(empty));
 	NONE(EINVAL, ibv_create_srq(pd, &(struct ibv_srq_init_attr){ 0 }));

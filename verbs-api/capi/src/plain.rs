@@ -30,7 +30,7 @@ pub(crate) use rocinante_stack::cm::{
     SidrQueryId, SidrReqId,
 };
 use rocinante_stack::mem::{Access, AccessError, MwType, Sge};
-use rocinante_stack::types::Key;
+use rocinante_stack::types::{Key, Mtu};
 use rocinante_stack::verbs::{AhId, QpType};
 pub(crate) use rocinante_stack::verbs::{Cqe, Sender};
 pub(crate) use rocinante_stack::wire::cm::{
@@ -60,6 +60,11 @@ impl Device {
     #[must_use]
     pub(crate) fn watch(&self) -> Watched {
         Watched(Arc::downgrade(self.0.hca()))
+    }
+
+    /// The largest path MTU, since the device was opened.
+    pub(crate) fn mtu(&self) -> Mtu {
+        self.0.hca().active_mtu
     }
 
     pub(crate) fn alloc_pd(&self) -> Result<Pd, VerbsError> {

@@ -269,11 +269,15 @@ impl Device {
                 _ => VerbsError::from(error),
             })
             .and_then(|()| {
-                listen(&mut shard).map_err(|error| {
+                // Those that listened when the interface went have their error already.
+                let begun = match shard.io.is_broken() {
+                    true => Err(gone()),
+                    false => listen(&mut shard).map_err(VerbsError::from),
+                };
+                begun.inspect_err(|_| {
                     if let Some(slots) = &self.slots {
                         slots.unlisten(service.0, address);
                     }
-                    error.into()
                 })
             });
         match &listening {
@@ -312,9 +316,6 @@ impl Device {
         place: Place,
         owner: Arc<dyn Owner>,
     ) -> Result<ListenerId, VerbsError> {
-        if self.cm_core().hold().io.is_broken() {
-            return Err(gone());
-        }
         if service.takes_datagrams() {
             return self.cm_listen_datagrams(service, place, owner);
         }
@@ -336,6 +337,9 @@ impl Device {
         owner: Arc<dyn Owner>,
     ) -> Result<ConnId, VerbsError> {
         let mut shard = self.cm_core().hold();
+        if shard.io.is_broken() {
+            return Err(gone());
+        }
         let now = shard.now();
         let conn = shard.cm().connect(now, ask)?;
         shard.cm_owners.conns.insert(conn, (ask.side.qpn, owner));

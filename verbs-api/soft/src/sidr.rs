@@ -7,8 +7,8 @@ use std::sync::Arc;
 use rocinante_stack::cm::{CmEvent, ListenerId, SidrQueryId, SidrReqId};
 use rocinante_stack::wire::cm::ServiceId;
 
-use super::Device;
 use super::owner::Owner;
+use super::{Device, gone};
 use crate::model::error::VerbsError;
 use crate::provider::manager::Place;
 use crate::provider::wakers::Woken;
@@ -78,6 +78,9 @@ impl Device {
         owner: Arc<dyn Owner>,
     ) -> Result<SidrQueryId, VerbsError> {
         let mut shard = self.cm_core().hold();
+        if shard.io.is_broken() {
+            return Err(gone());
+        }
         let now = shard.now();
         let query = shard.cm().resolve(now, way, service, private)?;
         shard.cm_owners.services.queries.insert(query, owner);

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
+use std::ffi::c_int;
 use std::net::IpAddr;
 use std::sync::OnceLock;
 
@@ -14,7 +15,7 @@ use super::object::{Object, Private};
 use super::wait::Given;
 use super::{ending, fork, wait};
 use crate::abi;
-use crate::convert::errno;
+use crate::convert::{self, errno};
 use crate::devices::Found;
 use crate::log::{Level, say};
 use crate::plain;
@@ -80,6 +81,12 @@ impl Shared {
     /// The device, which this opens if it is not open yet.
     pub(super) fn device(&self) -> Outcome<&plain::Device> {
         self.opened().map(|opened| &opened.device)
+    }
+
+    /// `enum ibv_mtu` of the largest path MTU that a queue pair may have, once the device is open:
+    /// a link that carries more since then changes nothing.
+    pub(super) fn mtu(&self) -> Option<c_int> {
+        self.opened.get().map(|opened| convert::mtu_code(opened.device.mtu()))
     }
 
     pub(super) fn opened(&self) -> Outcome<&Opened> {

@@ -188,6 +188,9 @@ unsafe fn change(
     if flags & !(TRANSLATION | PD | ACCESS) != 0 || flags == 0 {
         return Err(libc::EINVAL);
     }
+    if access != 0 && flags & ACCESS == 0 {
+        return Err(libc::EINVAL);
+    }
     if flags & TRANSLATION != 0 && (addr.is_null() || length == 0) {
         return Err(libc::EINVAL);
     }

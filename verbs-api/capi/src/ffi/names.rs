@@ -106,11 +106,11 @@ const RATES: [(c_int, c_int, c_int); 23] = [
     (17, 0, 206_250),
     (18, 0, 309_375),
     (19, 11, 28_125),
-    (20, 20, 50_000),
-    (21, 160, 400_000),
-    (22, 240, 600_000),
-    (23, 320, 800_000),
-    (24, 480, 1_200_000),
+    (20, 20, 53_125),
+    (21, 160, 425_000),
+    (22, 240, 637_500),
+    (23, 320, 850_000),
+    (24, 480, 1_275_000),
 ];
 
 /// `ibv_rate_to_mult(3)`: -1 if there is none.
@@ -132,4 +132,28 @@ pub(super) extern "C" fn rate_to_mbps(rate: c_int) -> c_int {
 /// `mbps_to_ibv_rate(3)`: `IBV_RATE_MAX` if there is none.
 pub(super) extern "C" fn mbps_to_rate(mbps: c_int) -> c_int {
     RATES.iter().find(|row| row.2 == mbps).map_or(0, |row| row.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As rdma-core 44 prints them: of newer rates the multiple is rounded, so the two differ.
+    #[test]
+    fn rates_are_those_of_rdma_core() {
+        const NEW: [(c_int, c_int, c_int); 5] = [
+            (20, 20, 53_125),
+            (21, 160, 425_000),
+            (22, 240, 637_500),
+            (23, 320, 850_000),
+            (24, 480, 1_275_000),
+        ];
+        for (rate, mult, mbps) in NEW {
+            assert_eq!((rate_to_mult(rate), rate_to_mbps(rate)), (mult, mbps));
+            assert_eq!((mult_to_rate(mult), mbps_to_rate(mbps)), (rate, rate));
+            assert_eq!(mbps_to_rate(mult * 2_500), 0);
+        }
+        assert_eq!([rate_to_mult(25), rate_to_mbps(25), rate_to_mult(11)], [-1; 3]);
+        assert_eq!((mult_to_rate(0), rate_to_mbps(11), mbps_to_rate(14_062)), (0, 14_062, 11));
+    }
 }

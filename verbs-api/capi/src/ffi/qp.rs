@@ -133,22 +133,24 @@ unsafe fn create(
         }
         (send, recv, shared_queue)
     };
+    // The program's structure changes only if the call succeeds.
+    let mut cap = init.cap;
     if shared_queue.is_some() {
-        (init.cap.max_recv_wr, init.cap.max_recv_sge) = (0, 0);
+        (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
     }
     if ops.is_some_and(|ops| ops & qp_ex::ATOMIC_WRITE != 0) {
         // `ibv_wr_atomic_write` has its eight bytes with it.
-        init.cap.max_inline_data = init.cap.max_inline_data.max(8);
+        cap.max_inline_data = cap.max_inline_data.max(8);
     }
     let attr = QpInit {
         qp_type,
         send_cq: &send.cq,
         recv_cq: &recv.cq,
         srq: shared_queue.map(|queue| &queue.srq),
-        caps: convert::caps(&init.cap),
+        caps: convert::caps(&cap),
         sq_sig_all: init.sq_sig_all != 0,
     };
-    afford(bytes(&init.cap))?;
+    afford(bytes(&cap))?;
     let identity = domain.identity()?;
     let qp = domain.pd()?.create_qp(&attr).map_err(refused("ibv_create_qp"))?;
     domain.add_user();
@@ -157,6 +159,7 @@ unsafe fn create(
     if let Some(queue) = shared_queue {
         queue.users.add();
     }
+    init.cap = cap;
     let number = qp.qpn().value();
     let public = abi::Qp {
         context,
@@ -182,7 +185,7 @@ unsafe fn create(
         events: Unacknowledged::default(),
         known: Mutex::default(),
         sq_sig_all: init.sq_sig_all,
-        cap: init.cap,
+        cap,
         max_rd_atomic,
         extended: ops.is_some(),
         building: RawMutex::INIT,

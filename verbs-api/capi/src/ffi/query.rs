@@ -126,7 +126,9 @@ pub(super) unsafe extern "C" fn query_port_ex(
             if attr.is_null() || u32::from(port) != PORT {
                 return Err(libc::EINVAL);
             }
-            give(&shared.found.port(shared.gids()?.len()), attr, len);
+            let mut now = shared.found.port(shared.gids()?.len());
+            now.active_mtu = shared.mtu().map_or(now.active_mtu, |mtu| mtu.min(now.active_mtu));
+            give(&now, attr, len);
         }
         Ok(())
     })

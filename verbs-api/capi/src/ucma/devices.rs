@@ -44,7 +44,7 @@ impl Opened {
 
     /// The largest path MTU that its link takes.
     pub(super) fn mtu(&self) -> Mtu {
-        self.found.mtu()
+        self.found.mtu().min(self.device.mtu())
     }
 }
 
