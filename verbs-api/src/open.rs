@@ -354,5 +354,5 @@ fn has_address(iface: Interface, address: IpAddr) -> Result<Interface, VerbsErro
     }
     let known: Vec<String> = iface.addresses.iter().map(|(other, _)| other.to_string()).collect();
     let (name, known) = (&iface.name, known.join(", "));
-    Err(VerbsError::Invalid(format!("{name} has not the address {address}: it has {known}")))
+    Err(VerbsError::Invalid(format!("{name} does not have the address {address}: it has {known}")))
 }

@@ -64,7 +64,7 @@ fn what_cannot_be_opened_is_refused_before() {
         (udp().shards(0), "1 to 64 shards"),
         (udp().shards(2).background(false), "background threads"),
         (udp().device("nothing0"), "nothing0"),
-        (udp().device("lo"), "lo has not the address"),
+        (udp().device("lo"), "lo does not have the address"),
     ] {
         let at = if words.contains("has not") { [192, 0, 2, 1].into() } else { here };
         let error = options.prepare(at).unwrap_err().to_string();

@@ -20,8 +20,8 @@ use tokio::sync::oneshot;
 
 use crate::limits::Share;
 
-/// Threads of a share: its other jobs wait while these are in the kernel. With one, the messages
-/// of one program at a time take the share's room.
+/// Threads of a share: its other jobs wait while these are in the kernel. With one, only one
+/// program's messages at a time occupy the share's descriptors.
 const EACH_MAX: usize = 1;
 /// Threads of all shares.
 const ALL_MAX: usize = 256;

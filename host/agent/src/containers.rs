@@ -376,8 +376,8 @@ impl Inner {
         let now = now.map_err(|e| failed("read addresses of", &e))?;
         let peer = (id, own.index);
         let known = self.containers.get(&host.index);
-        // Of one whose state is lost the number of the namespace is not known, 0: a container that
-        // may change its addresses keeps those that its program let through.
+        // After the state file was lost the namespace is 0, unknown. A container that may change
+        // its addresses then keeps those that its filter lets through.
         let is_same = |of: u64| of == namespace || of == 0 && !follows;
         let known = known.filter(|c| c.peer == peer && is_same(c.namespace));
         let introduced = match about {
@@ -475,7 +475,7 @@ impl From<&Sources> for Fixed {
     }
 }
 
-/// The fixed addresses without those that are gone. A changed Ethernet address is none of it:
+/// The fixed addresses without those that are gone. The Ethernet address stays the fixed one:
 /// frames with another do not leave.
 fn narrowed(fixed: &Sources, now: &Sources) -> Sources {
     let addresses = fixed.addresses.intersection(&now.addresses).copied().collect();
@@ -502,7 +502,7 @@ fn no_filter(error: &io::Error, name: &str) -> Refused {
 
 fn tell_mended(how: Attached, name: &str) {
     if how == Attached::Mended {
-        tracing::warn!(container = name, "the program there was not in order, and is now");
+        tracing::warn!(container = name, "the source filter was damaged and has been replaced");
     }
 }
 

@@ -350,7 +350,7 @@ async fn worked(
     let Some(permit) = agent.limits.enter(caller.share, now) else {
         // Not to be waited for. A request that has arrived is read, else its sender gets a reset.
         let _ = receive_request(connection.get_ref());
-        return busy("your container asks too much at a time");
+        return busy("too many requests of your container are open");
     };
     let counted = permit.counts(now);
     let read = connection.async_io(Interest::READABLE, |from| receive_request(from));
@@ -419,7 +419,7 @@ impl Agent {
     /// Puts the options of the file in force that can change now, and says which they are.
     fn reload(&self) {
         let Some(file) = &self.file else {
-            tracing::warn!("no configuration is read again, for no --config names one");
+            tracing::warn!("no --config was given, so nothing was read again");
             return;
         };
         let old = self.containers.config();
@@ -440,7 +440,7 @@ impl Agent {
         self.containers.shape_all();
         if !kept.is_empty() {
             let options = kept.join(", ");
-            tracing::warn!("a change of {options} takes a new start of the agent");
+            tracing::warn!("a change of {options} needs a restart of the agent");
         }
         tracing::info!(changed = changed.join(", "), "the configuration was read again");
     }

@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, RecvFlags, ReturnFlags, SocketFlags, SocketType
 use crate::kernel::rights;
 
 /// The most parcels of a program that an agent keeps: one for each address of a device. A program
-/// with more sends one more, from which the agent learns of it.
+/// with more addresses sends one parcel more, which says that the rest have none.
 pub const PARCELS_MAX: usize = 64;
 /// The descriptors in a parcel.
 pub const PARCEL_DESCRIPTORS: usize = 4;

@@ -2,11 +2,10 @@
 //! and send descriptors with a message. To close the connection is then to close these, too, which
 //! may take as long as that user likes: a TCP socket that lingers (`SO_LINGER` of socket(7)).
 
+use crate::tuning::shared::CLOSING_MAX;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The most connections that are being closed. Beyond it no new ones are accepted.
-const CLOSING_MAX: usize = crate::tuning::shared::CLOSING_MAX;
 /// Of a thread that makes one system call.
 const STACK_BYTES: usize = 64 << 10;
 

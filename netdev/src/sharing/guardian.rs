@@ -26,26 +26,18 @@ use super::locks::Locks;
 use super::rendezvous::{DESCRIPTORS, Objects, SPACE, address_of, seqpacket, welcome};
 use crate::kernel::descriptors::{self, EventFd};
 use crate::kernel::rights;
+use crate::tuning::shared::{JOINS_MAX, LOOK_EVERY, PLACES_MAX, SETTLES, WARDS_MAX};
 
 /// Names the environment variable with the name of the guardian's socket, an abstract one of
 /// unix(7).
 pub const GUARDIAN_VARIABLE: &str = "ROCINANTE_GUARDIAN";
 
-/// The most processes that a guardian looks after, and the most addresses of each.
-const WARDS_MAX: usize = crate::tuning::shared::WARDS_MAX;
-const PLACES_MAX: usize = crate::tuning::shared::PLACES_MAX;
-/// The most connections that are accepted before anything else is looked at.
-const JOINS_MAX: usize = crate::tuning::shared::JOINS_MAX;
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// A message: the first slot, the number of those behind it, and the address.
 const HEAD: usize = 2;
 const MESSAGE_MAX: usize = HEAD + 64;
 /// The descriptors that a message takes: those with it, and while they are looked at two more.
 const ROOM: usize = DESCRIPTORS + 2;
-/// How long the kernel may take to remove a dead process's locks when its connection is closed.
-const SETTLES: Duration = crate::tuning::shared::SETTLES;
-/// How often it is looked whether others have done what there is to do.
-const LOOK_EVERY: Duration = crate::tuning::shared::LOOK_EVERY;
 
 /// The guardian of a program, or of one process.
 #[derive(Debug)]

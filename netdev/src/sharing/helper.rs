@@ -1,13 +1,10 @@
 //! A thread that is asked to end, and is waited for as long as that usually takes. A process that
 //! shares the objects of an address can have a call on them wait.
 
+use crate::tuning::shared::HELPER_PATIENCE;
 use std::io;
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
-
-/// How long the end is waited for.
-const PATIENCE: Duration = crate::tuning::shared::HELPER_PATIENCE;
 
 /// The thread, and the result of its work.
 #[derive(Debug)]
@@ -31,7 +28,7 @@ impl<T: Send + 'static> Helper<T> {
     /// does not end: then it stays behind with its descriptors.
     pub(super) fn end(self) -> Option<T> {
         let result = self.result.into_inner().unwrap_or_else(PoisonError::into_inner);
-        match result.recv_timeout(PATIENCE) {
+        match result.recv_timeout(HELPER_PATIENCE) {
             Err(mpsc::RecvTimeoutError::Timeout) => None,
             result => self.thread.join().ok().and(result.ok()),
         }

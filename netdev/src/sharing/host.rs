@@ -16,13 +16,11 @@ use super::leader::Leadership;
 use super::lifeline::AgentLink;
 use super::rendezvous::{Objects, welcome};
 use crate::kernel::descriptors::EventFd;
+use crate::tuning::shared::SEARCH_PAUSES;
 
 /// How long the thread waits where no descriptor was left.
 const PAUSE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-/// After an end, the first and the last pause between two searches for notes. The kernel may close
-/// the connection of a process that dies before it removes its locks.
-const SEARCH_PAUSES: [Duration; 2] = crate::tuning::shared::SEARCH_PAUSES;
 
 /// The thread.
 #[derive(Debug)]

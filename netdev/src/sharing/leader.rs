@@ -12,14 +12,13 @@ use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, connect, liste
 
 use super::closing;
 use super::layout::SLOTS_MAX;
-use super::rendezvous::{ANSWER, Refused, check_user, holders, name, seqpacket};
+use super::rendezvous::{Refused, check_user, holders, name, seqpacket};
 use crate::kernel::descriptors;
 use crate::kernel::inherited;
+use crate::tuning::shared::{ANSWER, LEADER_AT_ONCE};
 
 /// The most processes that wait for the end of a leader: there are no more slots.
 const WATCHERS_MAX: usize = SLOTS_MAX;
-/// The most connections that are accepted before anything else is looked at.
-const AT_ONCE: usize = crate::tuning::shared::LEADER_AT_ONCE;
 
 #[derive(Debug)]
 pub(super) struct Leadership {
@@ -126,7 +125,7 @@ impl Leadership {
                 // A connection that cannot be accepted now is reported again; an end is not.
                 let failed = |e: io::Error| if has_gone { Ok(true) } else { Err(e) };
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-                for _ in 0..if *own { AT_ONCE } else { 0 } {
+                for _ in 0..if *own { LEADER_AT_ONCE } else { 0 } {
                     if !closing::has_room() {
                         return failed(io::ErrorKind::WouldBlock.into());
                     }

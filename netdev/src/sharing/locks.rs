@@ -20,6 +20,7 @@ use super::last_will;
 use super::layout::{NOTES_AT, RECORD, SLOTS_MAX, TABLE};
 use crate::kernel::descriptors::{self, Lock};
 use crate::kernel::inherited;
+use crate::tuning::shared::LOCK_PATIENCE;
 
 /// A process has the lock of this byte during work of several steps. Slot *s* is the byte *s*.
 const ALL: u64 = 1 << 16;
@@ -31,8 +32,6 @@ const GUARD: u64 = 1 << 18;
 const SERVICES: u64 = 1 << 20;
 /// Ports are behind those, a byte each, so that the locks of ports in a row are one to the kernel.
 const PORTS: u64 = 3 << 61;
-/// How long that lock is waited for. A process holds it for some dozens of system calls.
-const PATIENCE: Duration = crate::tuning::shared::LOCK_PATIENCE;
 /// The record of a slot that a process has taken, and not left.
 const TAKEN: u64 = u64::MAX;
 
@@ -117,7 +116,7 @@ impl Locks {
     /// Takes the lock of all. Error: a process has it for two seconds: it is stopped.
     pub(super) fn hold(&self) -> io::Result<Held<'_>> {
         let thread = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        descriptors::patiently(libc::EAGAIN, PATIENCE, || self.lock(ALL))?;
+        descriptors::patiently(libc::EAGAIN, LOCK_PATIENCE, || self.lock(ALL))?;
         Ok(Held { locks: self, _thread: thread })
     }
 

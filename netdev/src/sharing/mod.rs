@@ -58,23 +58,12 @@ use crate::port::config::{PacketConfig, PortConfig, Shards};
 use crate::port::contract::{Backend, RxDatagram};
 use crate::port::error::OpenError;
 use crate::port::parts::SharedSockets;
+use crate::tuning::shared::{ASK_EVERY, LEADER_RELEASE_MAX, REST, RING_FRAMES_MIN, ROOM_MIN};
 use crate::udp::handoff::{Inbox, Outbox};
 use crate::udp::{SharedAddresses, Socket};
 
-/// The fewest frames that the ring of `packet` gets because of neighbours: a port that has the
-/// traffic to itself still does READs half as fast (docs/agent.md).
-const RING_FRAMES_MIN: u32 = crate::tuning::shared::RING_FRAMES_MIN;
-/// How long a slot rests when its process has gone: twice the longest ACK timeout that a connection
-/// counts. Until then packets of the old process's peers may come.
-const REST: Duration = crate::tuning::shared::REST;
 /// A slot with notes of a process that has gone rests longest.
 const OWED: u64 = u64::MAX;
-/// Slots are used anew before there are more of them than this, and twice those in use.
-const ROOM_MIN: usize = crate::tuning::shared::ROOM_MIN;
-/// How long the leader of a group that has ended may keep its name.
-const LEADER_RELEASE_MAX: Duration = crate::tuning::shared::LEADER_RELEASE_MAX;
-/// The interval of searches for the mailbox of a slot that has none yet.
-const ASK_EVERY: Duration = crate::tuning::shared::ASK_EVERY;
 
 /// The slots of a device: `count` in a row, the same on each of its addresses.
 pub struct Slots {
@@ -95,14 +84,16 @@ pub struct Slots {
 #[must_use]
 pub fn container_limits() -> Amounts {
     static LAST: Mutex<Option<(Instant, Amounts)>> = Mutex::new(None);
-    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, limits)) = last.filter(|(at, _)| at.elapsed() < Duration::from_secs(1)) {
+    // Nothing is held while the agent is waited for: a child of fork would find it held for ever.
+    let last = || LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = *last();
+    if let Some((_, limits)) = known.filter(|(at, _)| at.elapsed() < Duration::from_secs(1)) {
         return limits;
     }
     let place = Arc::<PagePlace>::default();
     drop(AgentLink::for_page(&place));
     let limits = place.account.limits();
-    *last = Some((Instant::now(), limits));
+    *last() = Some((Instant::now(), limits));
     limits
 }
 

@@ -24,6 +24,7 @@ use super::socket_table::{SocketTable, is_socket, is_stream};
 use crate::kernel::descriptors::{self, Peer};
 use crate::kernel::inherited;
 use crate::kernel::rights;
+use crate::tuning::shared::{ANSWER, JOIN_PATIENCE};
 use crate::udp::holder;
 
 /// The first bytes of each name. The number is the version of the shared objects.
@@ -32,10 +33,6 @@ const NAMES: &str = "rocinante/1/";
 /// of the socket table, the file.
 pub(super) const DESCRIPTORS: usize = 4;
 pub(super) const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS));
-/// How long a process tries to join.
-const PATIENCE: Duration = crate::tuning::shared::JOIN_PATIENCE;
-/// How long it waits for one of the others to answer: any of them may have been stopped just now.
-pub(super) const ANSWER: Duration = crate::tuning::shared::ANSWER;
 const BACKLOG: i32 = 128;
 
 /// The objects that the processes on an address share.
@@ -68,7 +65,7 @@ impl From<io::Error> for Refused {
 /// Joins the processes on an address, or is the first. Error: another user has the name; the others
 /// do not answer; no descriptors left.
 pub(super) fn join(address: &str) -> Result<Objects, Refused> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + JOIN_PATIENCE;
     let name = name(address)?;
     loop {
         let mut peer = None;

@@ -13,14 +13,11 @@ use rustix::net::{
 use crate::kernel::descriptors::look_from;
 use crate::kernel::inherited;
 use crate::kernel::rights;
+use crate::tuning::shared::{MAILBOX_BYTES, QUEUE_BYTES};
 use crate::udp::Socket;
 
 /// The bytes of a message; they mean nothing.
 const MESSAGE: usize = 1;
-/// The queue's size: hundreds of messages, as far as the system lets it (`net.core.wmem_max`).
-const QUEUE_BYTES: usize = crate::tuning::shared::QUEUE_BYTES;
-/// The size of a mailbox, many times a datagram's.
-const MAILBOX_BYTES: usize = crate::tuning::shared::MAILBOX_BYTES;
 /// The descriptors of an entry.
 const DESCRIPTORS: usize = 3;
 const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS));

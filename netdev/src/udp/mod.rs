@@ -76,10 +76,10 @@ pub struct UdpPort {
     blocked: Option<usize>,
     epoll: Epoll,
     tx: TxStats,
-    /// `None` where it makes no difference (a guard, or no super-packets), and if changes cannot be
-    /// monitored: then no run counts as taken whole.
     /// The interface, unless the port only sends.
     link: Option<Link>,
+    /// `None` where it makes no difference (a guard, or no super-packets), and if changes cannot be
+    /// monitored: then no run counts as taken whole.
     offload: Option<Offload>,
 }
 

@@ -32,7 +32,7 @@ impl Cork {
         Self { waits: Urgency::Idle, requests: 0, is_open: true, shown: false, answers: false }
     }
 
-    /// Requests were posted, and before them the queue pair's next post was so urgent. Returns
+    /// `requests` were posted; `urgency` is what the queue pair answered before the post. Returns
     /// whether to transmit now.
     ///
     /// While answers are in flight, the first post since the shard was driven leaves at once, and
@@ -62,9 +62,9 @@ impl Cork {
         !waits
     }
 
-    /// `received` datagrams came, which completed receives or not, and the program is about
-    /// to see that. Returns whether their plain acknowledgements wait for its next call: only if
-    /// nothing else is to be sent, and if nothing waited for this call.
+    /// The end of a burst of `received` datagrams, before the program sees it; `completes` says
+    /// whether one of them completed a receive. Returns whether their plain acknowledgements wait
+    /// for its next call: only if nothing else is to be sent, and if nothing waited for this call.
     ///
     /// Those of a completed receive, and of more than [`HELD_UNASKED`] packets, wait only for a
     /// program that answered the one before: any other may end right after the completion, or look

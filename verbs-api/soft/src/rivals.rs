@@ -35,9 +35,6 @@ pub(super) struct EmptyPolls {
 }
 
 impl EmptyPolls {
-    /// A thread looks at the clock once in this many polls.
-    const LOOK: u32 = rivals::LOOK;
-
     /// A poll found something.
     #[inline]
     pub(super) fn found(&self) {
@@ -53,7 +50,7 @@ impl EmptyPolls {
         // Threads that poll the same queue may lose counts: that does no harm.
         let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
         self.polls.store(polls, Ordering::Relaxed);
-        if rivals::ENABLED && polls.is_multiple_of(Self::LOOK) { self.look(polls) } else { None }
+        if rivals::ENABLED && polls.is_multiple_of(rivals::LOOK) { self.look(polls) } else { None }
     }
 
     #[cold]
@@ -61,7 +58,7 @@ impl EmptyPolls {
         let now = Instant::now();
         let row = polls.wrapping_sub(self.found.load(Ordering::Relaxed));
         with_poller(|poller| {
-            if row < 2 * Self::LOOK {
+            if row < 2 * rivals::LOOK {
                 poller.since = now;
             }
             // Not later: a thread that is warm allocates no more.
@@ -69,13 +66,10 @@ impl EmptyPolls {
             let spin = poller.rivals.looked(now, Turns::of_thread);
             poller.choose_turns(now);
             let spin = spin?;
-            (row >= Self::LOOK && now - poller.since >= spin).then(|| now + REST)
+            (row >= rivals::LOOK && now - poller.since >= spin).then(|| now + rivals::REST)
         })
     }
 }
-
-/// The longest sleep of a thread that polls: it may wait for more than this device.
-const REST: Duration = rivals::REST;
 
 /// A thread's knowledge of the others that want its processor.
 #[derive(Debug)]
@@ -92,23 +86,9 @@ struct Rivals {
 }
 
 impl Rivals {
-    /// Between two looks of a thread that polls all the time, another thread had the processor.
-    const GAP: Duration = rivals::GAP;
-    /// From one question to the next.
-    const PAUSE: Duration = rivals::PAUSE;
-    /// It has rivals if it waited for more than this part of the time in which it could have run.
-    const SHARE: f64 = rivals::SHARE;
-    /// If it waited for more than this, it does not spin at all.
-    const MOST: f64 = rivals::MOST;
-    /// How long it spins otherwise.
-    const SPIN: Duration = rivals::SPIN;
-    /// How long it does not spin then. Each time that it is found again soon after doubles that.
-    const SPAN_MIN: Duration = rivals::SPAN_MIN;
-    const SPAN_MAX: Duration = rivals::SPAN_MAX;
-
     fn new() -> Self {
         let (looked, ask_at, until) = (None, None, None);
-        let (span, spin) = (Self::SPAN_MIN, Self::SPIN);
+        let (span, spin) = (rivals::SPAN_MIN, rivals::SPIN);
         Self { looked, turns: Turns::default(), ask_at, until, span, spin }
     }
 
@@ -116,27 +96,27 @@ impl Rivals {
     /// it should.
     fn looked(&mut self, now: Instant, turns: impl FnOnce() -> Option<Turns>) -> Option<Duration> {
         let gap = self.looked.replace(now).map_or(Duration::ZERO, |looked| now - looked);
-        if gap > Self::GAP
+        if gap > rivals::GAP
             && self.ask_at.is_none_or(|at| at <= now)
             && let Some(turns) = turns()
         {
-            self.ask_at = Some(now + Self::PAUSE);
+            self.ask_at = Some(now + rivals::PAUSE);
             let before = std::mem::replace(&mut self.turns, turns);
             let turns = turns.since(before);
-            if turns.waited > Self::GAP / 2 && turns.share() > Self::SHARE {
+            if turns.waited > rivals::GAP / 2 && turns.share() > rivals::SHARE {
                 let again = self.until.is_some_and(|until| now < until + self.span);
                 self.span =
-                    if again { (self.span * 2).min(Self::SPAN_MAX) } else { Self::SPAN_MIN };
+                    if again { (self.span * 2).min(rivals::SPAN_MAX) } else { rivals::SPAN_MIN };
                 // A thread that sleeps waits less: that is no sign that it need not.
-                if self.until.is_none_or(|until| until <= now) || turns.share() > Self::MOST {
+                if self.until.is_none_or(|until| until <= now) || turns.share() > rivals::MOST {
                     self.spin =
-                        if turns.share() > Self::MOST { Duration::ZERO } else { Self::SPIN };
+                        if turns.share() > rivals::MOST { Duration::ZERO } else { rivals::SPIN };
                 }
                 self.until = Some(now + self.span);
             }
         }
         // A thread that polls now and then does not spin.
-        (gap <= Self::GAP && self.are_there(now)).then_some(self.spin)
+        (gap <= rivals::GAP && self.are_there(now)).then_some(self.spin)
     }
 
     fn are_there(&self, now: Instant) -> bool {
@@ -236,7 +216,7 @@ mod tests {
         let mut rivals = Rivals::new();
         let mut now = Instant::now();
         for _ in 0..1000 {
-            now += Rivals::GAP;
+            now += rivals::GAP;
             assert_eq!(rivals.looked(now, never), None);
         }
     }
@@ -248,25 +228,25 @@ mod tests {
         assert_eq!(rivals.looked(now, never), None);
         let mut waited = 0;
         for times in [1, 2, 4, 8, 16, 16] {
-            now += 2 * Rivals::PAUSE;
+            now += 2 * rivals::PAUSE;
             waited += 20;
             let of_thread = || Some(turns(waited / 5, waited));
             assert_eq!(rivals.looked(now, of_thread), None, "it has slept");
-            assert_eq!(rivals.looked(now + Rivals::GAP, never), Some(Duration::ZERO));
-            now += Rivals::SPAN_MIN * times;
+            assert_eq!(rivals.looked(now + rivals::GAP, never), Some(Duration::ZERO));
+            now += rivals::SPAN_MIN * times;
             // It has not waited since.
-            rivals.looked(now - Rivals::GAP, of_thread);
-            assert_eq!(rivals.looked(now - Rivals::GAP / 2, never), Some(Duration::ZERO));
+            rivals.looked(now - rivals::GAP, of_thread);
+            assert_eq!(rivals.looked(now - rivals::GAP / 2, never), Some(Duration::ZERO));
             assert_eq!(rivals.looked(now, never), None, "{times}");
         }
-        now += 2 * Rivals::SPAN_MAX;
+        now += 2 * rivals::SPAN_MAX;
         rivals.looked(now, || None);
-        now += 2 * Rivals::GAP;
+        now += 2 * rivals::GAP;
         // Less than half of the time.
         rivals.looked(now, || Some(turns(waited, waited + 20)));
-        assert_eq!(rivals.looked(now + Rivals::GAP, never), Some(Rivals::SPIN));
-        rivals.looked(now + Rivals::SPAN_MIN - Rivals::GAP, || None);
-        assert_eq!(rivals.looked(now + Rivals::SPAN_MIN, never), None, "it begins anew");
+        assert_eq!(rivals.looked(now + rivals::GAP, never), Some(rivals::SPIN));
+        rivals.looked(now + rivals::SPAN_MIN - rivals::GAP, || None);
+        assert_eq!(rivals.looked(now + rivals::SPAN_MIN, never), None, "it begins anew");
     }
 
     /// Such a thread may wait for much else.
@@ -275,7 +255,7 @@ mod tests {
         let mut rivals = Rivals::new();
         let mut now = Instant::now();
         for round in 1..100 {
-            now += 2 * Rivals::PAUSE;
+            now += 2 * rivals::PAUSE;
             assert_eq!(rivals.looked(now, || Some(turns(round, 10 * round))), None);
         }
     }
@@ -291,7 +271,7 @@ mod tests {
             assert_eq!(rivals.looked(now, || Some(turns(10 * round, round))), None);
         }
         // Questions have a price.
-        assert_eq!(rivals.looked(now + 2 * Rivals::GAP, never), None);
+        assert_eq!(rivals.looked(now + 2 * rivals::GAP, never), None);
     }
 
     /// Kernels before 6.12 have no turns of a thread's own.
@@ -300,12 +280,12 @@ mod tests {
         let mut poller = Poller::new(Rivals::new(), Instant::now());
         let (now, own) = (poller.since, slice::length());
         for _ in 0..2 {
-            poller.rivals.until = Some(now + Rivals::SPAN_MIN);
+            poller.rivals.until = Some(now + rivals::SPAN_MIN);
             for _ in 0..2 {
                 poller.choose_turns(now);
                 assert_eq!(slice::length(), own.map(|own| own.min(TURN_NS)));
             }
-            poller.choose_turns(now + Rivals::SPAN_MIN);
+            poller.choose_turns(now + rivals::SPAN_MIN);
             assert_eq!(slice::length(), own);
         }
     }
@@ -322,27 +302,27 @@ mod tests {
         let misses = |count| (0..count).filter(|_| empty_polls.missed().is_some()).count();
         has_rivals(Duration::ZERO);
         for _ in 0..100 {
-            assert_eq!(misses(EmptyPolls::LOOK - 1), 0);
+            assert_eq!(misses(rivals::LOOK - 1), 0);
             empty_polls.found();
         }
         empty_polls.found();
-        assert!(misses(10 * EmptyPolls::LOOK) >= 9);
+        assert!(misses(10 * rivals::LOOK) >= 9);
         has_rivals(Duration::from_secs(30));
-        assert_eq!(misses(100 * EmptyPolls::LOOK), 0);
+        assert_eq!(misses(100 * rivals::LOOK), 0);
         POLLER.with_borrow_mut(|poller| poller.rivals = Rivals::new());
-        assert_eq!(misses(100 * EmptyPolls::LOOK), 0);
+        assert_eq!(misses(100 * rivals::LOOK), 0);
     }
 
     /// Polls are counted from 0 again after 2^32 of them, which takes minutes.
     #[test]
     fn a_thread_that_polls_for_very_long_sleeps_as_well() {
-        let polls = u32::MAX - EmptyPolls::LOOK;
+        let polls = u32::MAX - rivals::LOOK;
         let empty_polls = EmptyPolls { polls: polls.into(), found: polls.into() };
         POLLER.with_borrow_mut(|poller| {
             let until = Some(Instant::now() + Duration::from_secs(60));
             poller.rivals = Rivals { until, spin: Duration::ZERO, ..Rivals::new() };
         });
-        let misses = (0..10 * EmptyPolls::LOOK).filter(|_| empty_polls.missed().is_some());
+        let misses = (0..10 * rivals::LOOK).filter(|_| empty_polls.missed().is_some());
         assert!(misses.count() >= 9);
     }
 }

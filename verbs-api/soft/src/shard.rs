@@ -334,8 +334,8 @@ impl Shard {
         }
     }
 
-    /// For a thread that the port woke and that then drove: if there was nothing to receive, it was
-    /// news of the network.
+    /// After a wake-up by the port and a drive: if no datagram came, a route, a neighbour or the
+    /// link has changed, so the chores are done.
     pub(super) fn hear(&mut self) {
         if !self.drivers.has_received() {
             self.attend();

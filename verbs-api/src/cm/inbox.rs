@@ -157,7 +157,7 @@ fn place(device: &Device, address: SocketAddr, backlog: usize) -> Result<Place, 
     let ip = address.ip();
     if !ip.is_unspecified() && !device.gids().contains(&ip) {
         let name = device.name();
-        let why = format!("{name} has not the address {ip}: see `rocinante devices`");
+        let why = format!("{name} does not have the address {ip}: see `rocinante devices`");
         return Err(VerbsError::Invalid(why));
     }
     if address.port() == 0 {

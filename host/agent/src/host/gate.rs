@@ -12,7 +12,7 @@ use crate::rate::Rate;
 const PROGRAM: &str = "roce_rate";
 /// The number of the ifb.
 const IFB: &str = "roce_ifb";
-/// The time at which the frames that passed are worth their rate.
+/// The virtual time of the policer: when the frames that passed are paid for at their rate.
 const WORTH: &str = "roce_worth";
 const DROPPED: &str = "roce_beyond";
 

@@ -58,8 +58,8 @@ const IFB_NAME: &str = "roce-";
 const BURST_LEAST: u64 = 128 << 10;
 /// The time in which a burst is as long as the rate: what a busy processor may be late by.
 pub(super) const BURST_MS: u64 = 4;
-/// The same of a policer: the time that TCP waits before it repeats what it lost. So what it sends
-/// then is worth the time in which it sent nothing.
+/// The same of a policer: TCP's least RTO, so that the credit saved while TCP waits covers what it
+/// then repeats.
 const POLICED_BURST_MS: u64 = 200;
 /// The time that a frame waits at most.
 pub(super) const QUEUE_MS: u64 = 25;

@@ -89,7 +89,7 @@ fn what_cannot_change_is_said() {
     );
     fs::write(host.config(), text).expect("written");
     signalled(&host);
-    host.logged(&["a change of socket, state, guardian takes a new start"]);
+    host.logged(&["a change of socket, state, guardian needs a restart"]);
     host.logged(&["was read again", "changed=\"requests_per_second\""]);
     assert!(!host.dir().join("elsewhere").exists() && !host.dir().join("u").exists());
     // It serves where it was, at the new rate.

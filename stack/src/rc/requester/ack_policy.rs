@@ -18,9 +18,8 @@
 //! If none follows, the probe asks ([`clock`](crate::rc::clock)), as if the acknowledgement had
 //! been lost: 2 ms later, by the last packet again. A standard responder answers that in any state:
 //! with an acknowledgement of all if it has that packet, by taking it if that alone was lost, with
-//! a NAK of the first missing packet otherwise. A shorter packet would have to bear a PSN that is
-//! acknowledged already, so that it is not taken for the lost one, and its answer could be an older
-//! one that was late.
+//! a NAK of the first missing packet otherwise. A probe without data would need a PSN that is
+//! acknowledged already, and its answer could not be told from a late one.
 //!
 //! So a loss is noticed as early as without this rule: by the gap in front of the next packets, or
 //! by the probe. A responder whose program ends acknowledges its packets before that

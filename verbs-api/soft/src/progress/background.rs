@@ -13,7 +13,7 @@ use super::watch::State;
 use crate::provider::sync::{Instant, Mutex, MutexGuard, Ordering, fence, processor, spin_loop};
 use crate::provider::wake::BorrowedFd;
 use crate::provider::wakers::Woken;
-use crate::tuning::standby::LATE;
+use crate::tuning::standby::{self, LATE};
 
 impl Core {
     /// The background thread's loop until the device is closed.
@@ -61,7 +61,7 @@ impl Core {
                 continue;
             }
             // A thread that holds it and does not run may wait for this processor.
-            let Some(mut shard) = self.shard.try_lock_for(Standby::MIN) else { continue };
+            let Some(mut shard) = self.shard.try_lock_for(standby::MIN) else { continue };
             shard.take_staged();
             let now = Instant::now();
             let found = shard.drive(false);
@@ -110,17 +110,17 @@ impl Core {
                 self.watch.wake_up();
                 return late;
             }
-        } else if pause > Standby::MIN
+        } else if pause > standby::MIN
             && let Some(shard) = self.shard.try_lock()
         {
-            if pause >= Standby::MAX {
+            if pause >= standby::MAX {
                 return self.park(State::Resting, shard, None, None);
             }
             let asleep = Instant::now();
             self.park(State::Standby, shard, None, Some(pause));
             return asleep.elapsed() > pause + LATE;
         }
-        self.sleep_for(Standby::MIN)
+        self.sleep_for(standby::MIN)
     }
 
     /// Sleeps unless another thread calls. Returns whether it became much longer.
@@ -134,7 +134,7 @@ impl Core {
     /// for an event since.
     fn is_polled_steadily(&self, standby: &Standby) -> bool {
         let wants_event = self.watch.view().wants_event() && self.watch.take_wants_event();
-        !wants_event && (standby.is_first_look() || self.is_driven_within(Standby::MIN))
+        !wants_event && (standby.is_first_look() || self.is_driven_within(standby::MIN))
     }
 
     /// Whether the program drives, or did in the last `span`.

@@ -13,13 +13,13 @@ use rocinante_stack::types::Time;
 use super::super::events::Events;
 use super::super::shard::Shard;
 use super::super::staging::Staging;
-use super::standby::Standby;
 use super::watch::{Call, Event, Watch};
 use crate::provider::sync::{
     AtomicBool, AtomicU32, AtomicU64, Instant, Mutex, MutexGuard, Ordering, fence, processor,
 };
 use crate::provider::wake::{self, AsFd as _, BorrowedFd, Calls, OwnedFd};
 use crate::provider::wakers::Woken;
+use crate::tuning::standby;
 
 /// The shard and the state by which its drivers agree.
 #[derive(Debug)]
@@ -133,7 +133,7 @@ impl Core {
                 // The background thread looks whether the program goes on, and handles deadlines.
                 let left = Duration::from_nanos(shard.drivers.parked_until().since(shard.now()));
                 self.note_polls_seen();
-                self.tell(Event::Polled, Standby::MIN.min(left));
+                self.tell(Event::Polled, standby::MIN.min(left));
             }
             spins
         } else {
@@ -149,7 +149,7 @@ impl Core {
     #[inline]
     pub(crate) fn expect(&self) {
         if !self.watch.view().wants_event() {
-            self.tell(Event::Armed, Standby::MIN);
+            self.tell(Event::Armed, standby::MIN);
         }
     }
 
@@ -214,7 +214,7 @@ impl Core {
             self.tell(Event::Earlier, Duration::from_nanos(due.since(now)));
         } else {
             self.note_polls_seen();
-            self.tell(Event::Overdue, Standby::MIN);
+            self.tell(Event::Overdue, standby::MIN);
         }
     }
 
@@ -272,11 +272,11 @@ impl Core {
         } else {
             // The thread that drives will find the completion that this one waits for, or leave it
             // to the next.
-            sleep = Some(sleep.unwrap_or(Standby::MIN).min(Standby::MIN));
+            sleep = Some(sleep.unwrap_or(standby::MIN).min(standby::MIN));
         }
         let mut woken = wake::wait(port, fd, sleep) && port.is_some();
-        // The background thread leaves the port to a program that was given something, and rests on
-        // if it was not. If the port woke this thread and there is nothing to receive, it has news.
+        // A poll counts only if something arrived: then the background thread stands aside. A
+        // wake-up without a datagram is a change of the network.
         self.drive_and(true, &mut Woken::default(), |shard, busy| {
             if busy {
                 self.note_poll();
@@ -300,8 +300,8 @@ impl Core {
         self.rested_on.store(false, Ordering::Relaxed);
     }
 
-    /// What to wait for besides, the port's descriptor and whether it shall take more; and for how
-    /// long. A broken port's would be ready for ever, and a flooded one's at once.
+    /// The port's descriptor to wait on, with whether to wait for room to send, and the longest
+    /// sleep. None for a broken port, which is always ready, and a flooded one, which is at once.
     pub(super) fn watched(
         &self,
         shard: &mut Shard,
@@ -311,7 +311,7 @@ impl Core {
             return (None, sleep);
         }
         if !shard.watch(true) {
-            return (None, Some(sleep.unwrap_or(Standby::MIN).min(Standby::MIN)));
+            return (None, Some(sleep.unwrap_or(standby::MIN).min(standby::MIN)));
         }
         (Some((self.port_fd.as_fd(), shard.io.wants_write())), sleep)
     }

@@ -8,11 +8,11 @@ use crate::tuning::spinning;
 /// KVM's `halt_poll_ns` does (Documentation/virt/kvm/halt-polling.rst).
 ///
 /// A peer that asks again and again, each time soon after the answer, thus pays for one wake-up and
-/// not for one each time; a device that is idle spins once, for [`MAX`](Self::MAX) at most.
+/// not for one each time; a device that is idle spins once, for [`MAX`](spinning::MAX) at most.
 ///
 /// A spin that found nothing, and a sleep after it that was hardly longer: the peer may have waited
 /// for this processor, which a fair scheduler then gave it for as long. The next sleeps come
-/// without a spin, their number doubles each time, up to [`MAX_LEFT_OUT`](Self::MAX_LEFT_OUT),
+/// without a spin, their number doubles each time, up to [`MAX_LEFT_OUT`](spinning::MAX_LEFT_OUT),
 /// until a spin has found something again. A find after another thread had the processor does not
 /// count.
 #[derive(Debug)]
@@ -29,14 +29,8 @@ pub(super) struct Spin {
 }
 
 impl Spin {
-    const MIN: Duration = spinning::MIN;
-    const MAX: Duration = spinning::MAX;
-    const MAX_LEFT_OUT: u32 = spinning::MAX_LEFT_OUT;
-    /// Between a look that found nothing and the next another thread had the processor.
-    const GAP: Duration = spinning::GAP;
-
     pub(super) fn new() -> Self {
-        Self { span: Self::MIN, missed: None, found: false, penalty: 0, left_out: 0 }
+        Self { span: spinning::MIN, missed: None, found: false, penalty: 0, left_out: 0 }
     }
 
     /// How long to look from the last activity on.
@@ -48,7 +42,7 @@ impl Spin {
     pub(super) fn looked(&mut self, found: bool, at: Instant) {
         if !found {
             self.missed = Some(at);
-        } else if self.missed.is_some_and(|missed| at - missed < Self::GAP) {
+        } else if self.missed.is_some_and(|missed| at - missed < spinning::GAP) {
             self.found = true;
         }
     }
@@ -56,17 +50,17 @@ impl Spin {
     /// Learns from a sleep that took so long, and ended because there was something if `woken`.
     pub(super) fn slept(&mut self, span: Duration, woken: bool) {
         let spun = self.span;
-        if span >= Self::MAX {
-            self.span = Self::MIN;
+        if span >= spinning::MAX {
+            self.span = spinning::MIN;
         } else if woken {
-            self.span = (self.span * 2).min(Self::MAX);
+            self.span = (self.span * 2).min(spinning::MAX);
         }
         if self.found {
             (self.penalty, self.left_out) = (0, 0);
         } else if self.left_out > 0 {
             self.left_out -= 1;
         } else if woken && span < spun * 2 {
-            self.penalty = (self.penalty * 2).clamp(1, Self::MAX_LEFT_OUT);
+            self.penalty = (self.penalty * 2).clamp(1, spinning::MAX_LEFT_OUT);
             self.left_out = self.penalty;
         }
         (self.missed, self.found) = (None, false);
@@ -83,14 +77,14 @@ mod tests {
         let soon = Duration::from_micros(90);
         spin.slept(soon, true);
         spin.slept(soon, true);
-        assert_eq!(spin.span, Spin::MIN * 4);
+        assert_eq!(spin.span, spinning::MIN * 4);
         // A deadline of the device's own is no sign of traffic.
         spin.slept(soon, false);
-        assert_eq!(spin.span, Spin::MIN * 4);
+        assert_eq!(spin.span, spinning::MIN * 4);
         spin.slept(soon, true);
-        assert_eq!(spin.span, Spin::MAX);
+        assert_eq!(spin.span, spinning::MAX);
         spin.slept(Duration::from_millis(3), true);
-        assert_eq!(spin.span, Spin::MIN);
+        assert_eq!(spin.span, spinning::MIN);
     }
 
     /// One spin of which the looks found this, and the sleep after it.
@@ -115,7 +109,7 @@ mod tests {
     fn a_spin_that_finds_something_ends_that() {
         let mut spin = Spin::new();
         let at_once = Duration::from_micros(10);
-        while round(&mut spin, &[true, false], at_once) || spin.penalty < Spin::MAX_LEFT_OUT {}
+        while round(&mut spin, &[true, false], at_once) || spin.penalty < spinning::MAX_LEFT_OUT {}
         while !round(&mut spin, &[true, false, true, false], at_once) {}
         assert!(!spin.span().is_zero());
         // The next one in vain costs one sleep, as the first one did.
@@ -143,10 +137,10 @@ mod tests {
         let mut spin = Spin::new();
         let now = Instant::now();
         spin.looked(false, now);
-        spin.looked(true, now + Spin::GAP);
+        spin.looked(true, now + spinning::GAP);
         assert!(!spin.found);
-        spin.looked(false, now + Spin::GAP * 2);
-        spin.looked(true, now + Spin::GAP * 3 - Duration::from_nanos(1));
+        spin.looked(false, now + spinning::GAP * 2);
+        spin.looked(true, now + spinning::GAP * 3 - Duration::from_nanos(1));
         assert!(spin.found);
     }
 }

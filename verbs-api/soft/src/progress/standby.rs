@@ -21,27 +21,8 @@ pub(super) struct Standby {
 }
 
 impl Standby {
-    /// From one look to the next.
-    pub(super) const MIN: Duration = standby::MIN;
-    /// The same at most while a program polls without pause. A look may miss that the program
-    /// stopped up to [`MIN`](Self::MIN) before: 2 ms in all, and a peer waits for as long at least
-    /// before it asks again.
-    pub(super) const STEADY_MAX: Duration = standby::STEADY_MAX;
-    /// The same at most while a thread of the program sleeps on the port; if nothing happens for so
-    /// long, the background thread rests.
-    pub(super) const MAX: Duration = standby::MAX;
-    /// A program that has not driven for so long does not poll just now.
-    const MOMENT: Duration = standby::MOMENT;
-    /// Looks at a program that polls without pause, before it gets more time.
-    const LOOKS: u32 = standby::LOOKS;
-    /// Looks at a program that polls too little, before the background thread drives.
-    const MISSED: u32 = standby::MISSED;
-    /// The number of its sleeps for which it does so, before it looks at the program again. A sleep
-    /// ends with a packet.
-    const NEEDED: u32 = standby::NEEDED;
-
     pub(super) fn new() -> Self {
-        Self { pause: Self::MIN, steady: 0, missed: 0, needed: 0 }
+        Self { pause: standby::MIN, steady: 0, missed: 0, needed: 0 }
     }
 
     /// The program has driven since the last look; `steadily` if also just now. Returns whether it
@@ -50,7 +31,7 @@ impl Standby {
         let stopped = self.is_steady() && !steadily;
         self.steady = if steadily { self.steady.saturating_add(1) } else { 0 };
         self.pause =
-            if self.is_steady() { (self.pause * 2).min(Self::STEADY_MAX) } else { Self::MIN };
+            if self.is_steady() { (self.pause * 2).min(standby::STEADY_MAX) } else { standby::MIN };
         stopped
     }
 
@@ -61,16 +42,16 @@ impl Standby {
     pub(super) fn looked(&mut self, found: bool) {
         self.missed = if found { self.missed + 1 } else { 0 };
         if found {
-            (self.steady, self.pause) = (0, Self::MIN);
+            (self.steady, self.pause) = (0, standby::MIN);
         }
-        if self.missed >= Self::MISSED {
-            (self.missed, self.needed) = (0, Self::NEEDED);
+        if self.missed >= standby::MISSED {
+            (self.missed, self.needed) = (0, standby::NEEDED);
         }
     }
 
     /// A program that has not driven for so long is to be [looked](Self::looked) at.
     pub(super) fn moment(&self) -> Option<Duration> {
-        Some(Self::MOMENT)
+        Some(standby::MOMENT)
     }
 
     /// Whether the background thread drives beside a program that polls now and then.
@@ -80,15 +61,15 @@ impl Standby {
 
     /// No thread has driven, but one of the program sleeps on the port.
     pub(super) fn waited(&mut self) {
-        *self = Self { pause: (self.pause * 2).min(Self::MAX), ..Self::new() };
+        *self = Self { pause: (self.pause * 2).min(standby::MAX), ..Self::new() };
     }
 
     /// The background thread has driven, and nothing has happened for so long.
     pub(super) fn slept(&mut self, span: Duration) {
         self.steady = 0;
         self.needed = self.needed.saturating_sub(1);
-        if span >= Self::MAX {
-            self.pause = Self::MAX;
+        if span >= standby::MAX {
+            self.pause = standby::MAX;
         }
     }
 
@@ -104,7 +85,7 @@ impl Standby {
 
     /// Whether the program polls without pause.
     pub(super) fn is_steady(&self) -> bool {
-        standby::ENABLED && self.steady > Self::LOOKS
+        standby::ENABLED && self.steady > standby::LOOKS
     }
 }
 
@@ -115,19 +96,19 @@ mod tests {
     #[test]
     fn who_polls_without_pause_is_looked_at_less_often() {
         let mut standby = Standby::new();
-        for look in 0..Standby::LOOKS {
+        for look in 0..standby::LOOKS {
             assert_eq!(standby.is_first_look(), look == 0);
             assert!(!standby.driven(true));
-            assert_eq!((standby.pause(), standby.is_steady()), (Standby::MIN, false));
+            assert_eq!((standby.pause(), standby.is_steady()), (standby::MIN, false));
         }
-        for pause in [2 * Standby::MIN, Standby::STEADY_MAX, Standby::STEADY_MAX] {
+        for pause in [2 * standby::MIN, standby::STEADY_MAX, standby::STEADY_MAX] {
             assert!(!standby.driven(true));
             assert_eq!((standby.pause(), standby.is_steady()), (pause, true));
         }
         // A program that polls now and then begins anew.
         for stopped in [true, false] {
             assert_eq!(standby.driven(false), stopped);
-            assert_eq!((standby.pause(), standby.is_steady()), (Standby::MIN, false));
+            assert_eq!((standby.pause(), standby.is_steady()), (standby::MIN, false));
         }
     }
 
@@ -140,17 +121,17 @@ mod tests {
                 standby.looked(true);
             }
         };
-        misses(&mut standby, Standby::MISSED - 1);
+        misses(&mut standby, standby::MISSED - 1);
         standby.looked(false);
-        misses(&mut standby, Standby::MISSED - 1);
+        misses(&mut standby, standby::MISSED - 1);
         assert!(!standby.is_needed());
         misses(&mut standby, 1);
-        for _ in 0..Standby::NEEDED {
+        for _ in 0..standby::NEEDED {
             assert!(standby.is_needed());
-            standby.slept(Standby::MIN);
+            standby.slept(standby::MIN);
         }
         assert!(!standby.is_needed());
-        misses(&mut standby, Standby::MISSED - 1);
+        misses(&mut standby, standby::MISSED - 1);
         assert!(!standby.is_needed());
         misses(&mut standby, 1);
         assert!(standby.is_needed());
@@ -161,15 +142,15 @@ mod tests {
         let mut standby = Standby::new();
         for times in [2, 4, 8, 16] {
             standby.waited();
-            assert_eq!((standby.pause(), standby.is_steady()), (times * Standby::MIN, false));
+            assert_eq!((standby.pause(), standby.is_steady()), (times * standby::MIN, false));
         }
         standby.waited();
-        assert_eq!(standby.pause(), Standby::MAX);
+        assert_eq!(standby.pause(), standby::MAX);
         standby.driven(true);
-        assert_eq!(standby.pause(), Standby::MIN);
-        standby.slept(Standby::MAX / 2);
-        assert_eq!(standby.pause(), Standby::MIN);
-        standby.slept(Standby::MAX);
-        assert_eq!(standby.pause(), Standby::MAX);
+        assert_eq!(standby.pause(), standby::MIN);
+        standby.slept(standby::MAX / 2);
+        assert_eq!(standby.pause(), standby::MIN);
+        standby.slept(standby::MAX);
+        assert_eq!(standby.pause(), standby::MAX);
     }
 }

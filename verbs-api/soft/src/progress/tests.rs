@@ -18,11 +18,11 @@ use super::super::host::Host;
 use super::super::router::Router;
 use super::super::shard::Shard;
 use super::core::Core;
-use super::standby::Standby;
 use super::watch::{Call, Event, State};
 use crate::provider::wake::{self, AsFd as _};
 use crate::tuning::flood::PAUSE;
 use crate::tuning::shard::POLLS;
+use crate::tuning::standby;
 
 fn core() -> Core {
     let port = SimNet::new(1).port(&[[10, 0, 0, 1].into()], &SimConfig::default()).unwrap();
@@ -185,7 +185,7 @@ fn a_program_that_polls_without_pause_is_left_alone_until_it_expects_something_o
         // The background thread may have looked once just before `expect`.
         let (begin, mut left_alone) = (Instant::now(), 0);
         core.expect();
-        while begin.elapsed() < 60 * Standby::STEADY_MAX {
+        while begin.elapsed() < 60 * standby::STEADY_MAX {
             left_alone += u32::from(yields());
             core.expect();
             core.drive();

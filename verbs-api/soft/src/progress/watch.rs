@@ -15,13 +15,13 @@ use crate::provider::sync::{AtomicU64, Ordering};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum State {
-    /// It drives, or looks within [`Standby::MIN`](super::standby::Standby::MIN).
+    /// It drives, or looks within [`standby::MIN`](crate::tuning::standby::MIN).
     Awake,
     /// It leaves the port to a program that polls without pause, and looks within
-    /// [`Standby::STEADY_MAX`](super::standby::Standby::STEADY_MAX).
+    /// [`standby::STEADY_MAX`](crate::tuning::standby::STEADY_MAX).
     CallerPolls,
     /// It leaves the port to a thread that waits on it, and looks within
-    /// [`Standby::MAX`](super::standby::Standby::MAX).
+    /// [`standby::MAX`](crate::tuning::standby::MAX).
     Standby,
     /// The same, and it looks when something is due.
     Resting,
@@ -65,7 +65,7 @@ pub(super) enum Call {
     IfWaited,
     /// When the deadline comes.
     InTime,
-    /// After [`Standby::MIN`](super::standby::Standby::MIN): the program is busy, perhaps on the
+    /// After [`standby::MIN`](crate::tuning::standby::MIN): the program is busy, perhaps on the
     /// same processor.
     Soon,
     /// At once.
