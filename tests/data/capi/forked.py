@@ -16,8 +16,9 @@ def objects():
     qp = made("ibv_create_qp", pd, init(RC, cq, cq))
     memory = c.create_string_buffer(4096)
     mr = made("ibv_reg_mr", pd, memory, c.c_size_t(4096), c.c_int(1))
+    srq = made("ibv_create_srq", pd, c.create_string_buffer(bytes(8) + bytes([4, 0, 0, 0, 1]), 32))
     return {"context": context, "pd": pd, "channel": channel, "cq": cq, "qp": qp, "mr": mr,
-            "memory": memory}
+            "srq": srq, "memory": memory}
 
 
 def own(pipe, until, died):
@@ -34,7 +35,27 @@ def own(pipe, until, died):
         ("ibv_get_async_event", [have["context"], c.create_string_buffer(16)]),
     ]:
         assert call(name, *arguments)[1] == errno.EIO, name
-    for name, kind in [("destroy_qp", "qp"), ("destroy_cq", "cq"), ("dereg_mr", "mr"),
+    some = c.create_string_buffer(256)
+    for name, arguments in [
+        ("ibv_create_qp", [have["pd"], init(RC, have["cq"], have["cq"])]),
+        ("ibv_create_srq", [have["pd"], some]),
+        ("ibv_create_ah", [have["pd"], some]),
+        ("ibv_reg_mr", [have["pd"], have["memory"], c.c_size_t(64), c.c_int(1)]),
+        ("ibv_rereg_mr", [have["mr"], c.c_int(4), None, None, c.c_size_t(0), c.c_int(1)]),
+        ("ibv_resize_cq", [have["cq"], c.c_int(32)]),
+        ("ibv_modify_qp", [have["qp"], some, c.c_int(1)]),
+        ("ibv_query_qp", [have["qp"], some, c.c_int(1), c.create_string_buffer(256)]),
+        ("ibv_modify_srq", [have["srq"], some, c.c_int(2)]),
+        ("ibv_query_srq", [have["srq"], some]),
+        ("ibv_attach_mcast", [have["qp"], some, c.c_int(0)]),
+        ("ibv_detach_mcast", [have["qp"], some, c.c_int(0)]),
+    ]:
+        assert call(name, *arguments)[1] == errno.EIO, (name, call(name, *arguments))
+    wc = c.create_string_buffer(64)
+    assert poll_cq(have["context"])(have["cq"], 1, wc) == -errno.EIO
+    for post in (post_send, post_recv):
+        assert post(have["context"])(have["qp"], some, some) == errno.EIO, post
+    for name, kind in [("destroy_qp", "qp"), ("destroy_srq", "srq"), ("destroy_cq", "cq"), ("dereg_mr", "mr"),
                        ("destroy_comp_channel", "channel"), ("dealloc_pd", "pd"),
                        ("close_device", "context")]:
         assert call(f"ibv_{name}", have[kind])[0] == 0, name

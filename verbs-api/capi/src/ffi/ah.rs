@@ -54,7 +54,7 @@ pub(super) unsafe extern "C" fn destroy_ah(ah: *mut abi::Ah) -> c_int {
     status(|| {
         // SAFETY: the program's handle, which it gives back.
         unsafe {
-            let object = Object::<Handle>::of(ah)?;
+            let object = Object::<Handle>::own_or_inherited(ah)?;
             let shared = context::of((*ah).context)?;
             if let Ok(domain) = Domain::of((*ah).pd) {
                 domain.remove_user();

@@ -46,7 +46,7 @@ pub(super) unsafe extern "C" fn destroy_comp_channel(channel: *mut abi::CompChan
     status(|| {
         // SAFETY: the program's channel, which it gives back.
         unsafe {
-            let object = Object::<Channel>::of(channel)?;
+            let object = Object::<Channel>::own_or_inherited(channel)?;
             let shared = context::of((*channel).context)?;
             if !shared.is_inherited() {
                 object.private.users.none()?;

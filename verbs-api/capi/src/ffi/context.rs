@@ -31,7 +31,7 @@ pub(super) struct Shared {
     /// descriptors, so its flags are the program's.
     pub(super) async_fd: Given,
     /// The process that opened it.
-    generation: u32,
+    generation: u64,
     pub(super) objects: Mutex<Objects>,
 }
 
@@ -74,7 +74,7 @@ unsafe fn object<'a>(context: *mut abi::Context) -> Outcome<&'a Object<Shared>> 
         return Err(libc::EINVAL);
     }
     // SAFETY: the caller vouches for it; `open` gave away such pointers.
-    unsafe { Object::of(context.byte_sub(INSIDE).cast()) }
+    unsafe { Object::own_or_inherited(context.byte_sub(INSIDE).cast()) }
 }
 
 impl Shared {
@@ -166,7 +166,7 @@ impl Shared {
     /// Whether it is a copy of a parent's. Its objects have locks of threads that are not here:
     /// they are neither used nor freed.
     pub(super) fn is_inherited(&self) -> bool {
-        self.generation != fork::generation()
+        self.generation != fork::mark()
     }
 
     /// Frees the private part of an object, unless it is a copy of a parent's.
@@ -201,7 +201,7 @@ pub(super) fn prepare(found: &Found) -> Outcome<Shared> {
         opened: OnceLock::new(),
         prepared: Mutex::new(Some(prepared)),
         async_fd,
-        generation: fork::generation(),
+        generation: fork::mark(),
         objects: Mutex::default(),
     })
 }

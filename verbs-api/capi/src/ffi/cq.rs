@@ -174,7 +174,7 @@ pub(super) unsafe extern "C" fn destroy_cq(cq: *mut abi::Cq) -> c_int {
     status(|| {
         // SAFETY: the program's queue, which it gives back.
         unsafe {
-            let object = Object::<Queue>::of(cq.cast())?;
+            let object = Object::<Queue>::own_or_inherited(cq.cast())?;
             let shared = context::of((*cq).context)?;
             if !shared.is_inherited() {
                 let queue = &object.private;

@@ -71,7 +71,7 @@ pub(super) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut 
     pointer(|| {
         hush();
         log::begin();
-        fork::generation();
+        fork::follow();
         ucma::watch();
         afford(0)?;
         if !count.is_null() {

@@ -3,23 +3,33 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Number of forks between the process that loaded the library and this one.
-static GENERATION: AtomicU32 = AtomicU32::new(0);
+/// The number of forks between the process that loaded the library and this one, in the bits of
+/// [`MARKS`].
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+/// The bits of an object's number that name the process which made it.
+pub(super) const MARKS: u64 = 0xffff_0000;
 
 /// This process, among those that forked from each other.
-pub(super) fn generation() -> u32 {
+#[inline]
+pub(super) fn mark() -> u64 {
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// Has children know that they are some, from now on.
+pub(super) fn follow() {
     static WATCH: Once = Once::new();
     WATCH.call_once(|| {
         // SAFETY: the handler only adds to a number. The library is never unloaded.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
-    GENERATION.load(Ordering::Relaxed)
 }
 
 unsafe extern "C" fn in_child() {
-    GENERATION.fetch_add(1, Ordering::Relaxed);
+    let next = mark().wrapping_add(MARKS & MARKS.wrapping_neg()) & MARKS;
+    GENERATION.store(next, Ordering::Relaxed);
 }
 
 /// Memory is reached by its addresses, in the process that registered it: nothing to prepare.

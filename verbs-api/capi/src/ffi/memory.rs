@@ -138,7 +138,7 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut abi::Mr) -> c_int {
     status(|| {
         // SAFETY: the program's region, which it gives back.
         unsafe {
-            let object = Object::<Region>::of(mr)?;
+            let object = Object::<Region>::own_or_inherited(mr)?;
             let shared = context::of((*mr).context)?;
             if !shared.is_inherited() {
                 // Of a window that is bound to it, the kernel's device says EINVAL.
@@ -269,7 +269,7 @@ pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut abi::Mw) -> c_int {
     status(|| {
         // SAFETY: the program's window, which it gives back.
         unsafe {
-            let object = Object::<Window>::of(mw)?;
+            let object = Object::<Window>::own_or_inherited(mw)?;
             let shared = context::of((*mw).context)?;
             if let Ok(domain) = Domain::of((*mw).pd) {
                 domain.remove_user();

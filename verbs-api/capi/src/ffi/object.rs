@@ -4,13 +4,16 @@
 use std::alloc::{Layout, dealloc};
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
 use super::border::Outcome;
+use super::fork;
 
-/// The private part of an object. The number tells the kinds apart.
+/// The private part of an object. The number tells the kinds apart; its bits [`fork::MARKS`] are 0,
+/// and in an object name the process that made it.
 pub(super) trait Private {
     /// The public structure.
     type Public;
@@ -28,26 +31,44 @@ pub(super) struct Object<P: Private> {
 impl<P: Private> Object<P> {
     /// A new object, as the pointer that the program gets.
     pub(super) fn make(public: P::Public, private: P) -> *mut P::Public {
-        let magic = AtomicU64::new(P::MAGIC);
+        let magic = AtomicU64::new(P::MAGIC | fork::mark());
         let object = Self { public: UnsafeCell::new(public), magic, private };
         Box::into_raw(Box::new(object)).cast()
     }
 
     /// The object behind a pointer. Error: `EINVAL` for NULL and for a pointer to anything but an
-    /// object of this kind.
+    /// object of this kind; `EIO` for the copy of one of a parent process.
     ///
     /// # Safety
     /// The pointer is NULL, or that of an object that nothing destroys meanwhile.
     #[inline]
     pub(super) unsafe fn of<'a>(public: *mut P::Public) -> Outcome<&'a Self> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::marked(public, |magic| magic == P::MAGIC | fork::mark()) }
+    }
+
+    /// As [`of`](Self::of), for calls that a child of fork(2) may make, too.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn own_or_inherited<'a>(public: *mut P::Public) -> Outcome<&'a Self> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::marked(public, |magic| magic & !fork::MARKS == P::MAGIC) }
+    }
+
+    #[inline(always)]
+    unsafe fn marked<'a>(
+        public: *mut P::Public,
+        is_it: impl FnOnce(u64) -> bool,
+    ) -> Outcome<&'a Self> {
         if public.is_null() || !public.cast::<Self>().is_aligned() {
             return Err(libc::EINVAL);
         }
         let object = public.cast::<Self>();
         // SAFETY: the caller vouches for it. Of any other object only the number is read.
         unsafe {
-            let magic = &(*object).magic;
-            if magic.load(Ordering::Relaxed) == P::MAGIC { Ok(&*object) } else { Err(libc::EINVAL) }
+            let magic = (*object).magic.load(Ordering::Relaxed);
+            if is_it(magic) { Ok(&*object) } else { Err(refusal(magic, P::MAGIC)) }
         }
     }
 
@@ -64,6 +85,11 @@ impl<P: Private> Object<P> {
         Shell { memory: memory.expose_provenance(), layout: Layout::new::<Self>() }.keep();
         private
     }
+}
+
+#[cold]
+fn refusal(magic: u64, wanted: u64) -> c_int {
+    if magic & !fork::MARKS == wanted { libc::EIO } else { libc::EINVAL }
 }
 
 /// The memory of a destroyed object. Programs that destroy something twice, or go on with it,

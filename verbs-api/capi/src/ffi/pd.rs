@@ -91,7 +91,7 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut abi::Pd) -> c_int {
     status(|| {
         // SAFETY: the program's domain, which it gives back.
         unsafe {
-            let object = Object::<Domain>::of(pd)?;
+            let object = Object::<Domain>::own_or_inherited(pd)?;
             let shared = context::of((*pd).context)?;
             if !shared.is_inherited() {
                 object.private.users.none()?;
@@ -161,8 +161,10 @@ pub(super) unsafe extern "C" fn dealloc_td(td: *mut abi::Td) -> c_int {
     status(|| {
         // SAFETY: the program's thread domain, which it gives back.
         unsafe {
-            let object = Object::<ThreadDomain>::of(td)?;
-            object.private.0.none()?;
+            let object = Object::<ThreadDomain>::own_or_inherited(td)?;
+            if Object::<ThreadDomain>::of(td).is_ok() {
+                object.private.0.none()?;
+            }
             let _: ThreadDomain = object.unmake();
         }
         Ok(())

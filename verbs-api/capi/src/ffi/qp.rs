@@ -296,7 +296,7 @@ pub(super) unsafe extern "C" fn destroy_qp(qp: *mut abi::Qp) -> c_int {
     status(|| {
         // SAFETY: the program's queue pair, which it gives back.
         unsafe {
-            let object = Object::<Pair>::of(qp.cast())?;
+            let object = Object::<Pair>::own_or_inherited(qp.cast())?;
             let shared = context::of((*qp).context)?;
             if !shared.is_inherited() {
                 // As the kernel has it: detach first.

@@ -162,7 +162,7 @@ pub(super) unsafe extern "C" fn destroy_srq(srq: *mut abi::Srq) -> c_int {
     status(|| {
         // SAFETY: the program's queue, which it gives back.
         unsafe {
-            let object = Object::<Shared>::of(srq)?;
+            let object = Object::<Shared>::own_or_inherited(srq)?;
             let context = context::of((*srq).context)?;
             if !context.is_inherited() {
                 object.private.users.none()?;

@@ -53,8 +53,9 @@ pub(super) fn watch() {
 /// The state of this process. A child of fork(2) begins anew: the inherited state has locks of
 /// threads that are not there, and is never freed.
 fn ucma() -> &'static Arc<Ucma> {
-    static NOW: AtomicPtr<(u32, Arc<Ucma>)> = AtomicPtr::new(ptr::null_mut());
-    let generation = fork::generation();
+    static NOW: AtomicPtr<(u64, Arc<Ucma>)> = AtomicPtr::new(ptr::null_mut());
+    fork::follow();
+    let generation = fork::mark();
     loop {
         let now = NOW.load(Ordering::Acquire);
         // SAFETY: null, or a box that was leaked below.
