@@ -48,7 +48,7 @@ pub use kernel::descriptors::{apart, keep_from_children};
 pub use kernel::interface::{Interface, Unusable, WhyUnusable};
 #[doc(hidden)]
 pub use kernel::tcx::{TcxDepartures, TcxDrop, tcx_programs};
-pub use kernel::watch::InterfaceWatch;
+pub use kernel::watch::{InterfaceWatch, InterfacesWatch};
 pub use kernel::worded::{errno, worded};
 pub use port::config::{PacketConfig, PortConfig, Shards, UdpConfig, XdpConfig};
 pub use port::contract::{

@@ -85,6 +85,33 @@ impl AsFd for InterfaceWatch {
     }
 }
 
+/// Follows all interfaces of the network namespace of the thread that made it.
+#[derive(Debug)]
+pub struct InterfacesWatch(Monitor);
+
+impl InterfacesWatch {
+    /// Follows them from now on. Error: no descriptor or no memory left.
+    pub fn open() -> io::Result<Self> {
+        let code = (libc::BPF_RET | libc::BPF_K) as u16;
+        let all = [sock_filter { code, jt: 0, jf: 0, k: u32::MAX }];
+        Monitor::with(&GROUPS, &all).map(Self)
+    }
+
+    /// Whether the kernel announced a change of links or addresses since the last call.
+    pub fn look(&mut self) -> bool {
+        let mut announced = false;
+        self.0.read(|_| announced = true);
+        announced
+    }
+}
+
+impl AsFd for InterfacesWatch {
+    /// Readable while there is an announcement.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 /// Whether all that the filter knows is the same.
 fn same(one: Option<&Interface>, other: Option<&Interface>) -> bool {
     let known = |interface: &Interface| (interface.up, interface.addresses.clone());

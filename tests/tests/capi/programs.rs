@@ -427,9 +427,14 @@ fn ids_are_told_that_their_device_is_gone((user, backend): (u32, &str)) {
     command.uid(user).gid(user).env("ROCINANTE_NETDEV", backend);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut loses = Running::of(a.spawn(&mut command).unwrap());
+    let ip = |words: &str| a.netns().ip(&words.split(' ').collect::<Vec<_>>()).unwrap();
     loses.says("has all");
-    let removed = a.output(Command::new("ip").args(["link", "delete", "eth0"])).unwrap();
-    assert!(removed.status.success(), "{removed:?}");
+    ip("link delete eth0");
+    loses.says("asks for another");
+    ip("link add eth0 type veth peer name eth9");
+    ip("link set eth9 up");
+    ip("address add 10.99.7.1/24 dev eth0");
+    ip("link set eth0 up");
     let done = loses.finish().succeeded();
     assert!(done.out.ends_with("all as expected\n"), "{}", done.out);
 }

@@ -5,16 +5,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::Instant;
 
-use libc::sock_filter;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify;
 
 use super::devices::Devices;
 use super::tree;
-use crate::kernel::rtnl::Monitor;
+use crate::kernel::watch::InterfacesWatch;
 use crate::tuning::sysfs::{EVERY, LATELY};
-
-const GROUPS: [u32; 3] = [libc::RTNLGRP_LINK, libc::RTNLGRP_IPV4_IFADDR, libc::RTNLGRP_IPV6_IFADDR];
 
 /// Follows the interfaces of the calling thread's network namespace, and the devices' counters as
 /// long as they are read, in the tree of this directory and list, until `stop` is readable. It
@@ -22,14 +19,12 @@ const GROUPS: [u32; 3] = [libc::RTNLGRP_LINK, libc::RTNLGRP_IPV4_IFADDR, libc::R
 /// finds those that were counted before, and a second later those of by now. Error: no descriptor
 /// is left, or none for inotify(7).
 pub fn keep(root: &Path, list: &str, stop: BorrowedFd<'_>) -> io::Result<()> {
-    let all = (libc::BPF_RET | libc::BPF_K) as u16;
-    let all = [sock_filter { code: all, jt: 0, jf: 0, k: u32::MAX }];
-    let mut monitor = Monitor::with(&GROUPS, &all)?;
+    let mut watch = InterfacesWatch::open()?;
     let readers = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
     let mut devices = Devices::shared(root);
     let mut read: Option<Instant> = None;
     loop {
-        monitor.read(|_| ());
+        watch.look();
         let found = devices.list(Some(list)).unwrap_or_default();
         if read.is_some_and(|read| read.elapsed() < LATELY) {
             let _ = devices.count(Some(list));
@@ -44,7 +39,7 @@ pub fn keep(root: &Path, list: &str, stop: BorrowedFd<'_>) -> io::Result<()> {
         // These were our own.
         let _ = take(readers.as_fd());
 
-        let mut fds = [stop, monitor.as_fd(), readers.as_fd()]
+        let mut fds = [stop, watch.as_fd(), readers.as_fd()]
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let limit = read.map(|_| Timespec { tv_sec: EVERY.as_secs().cast_signed(), tv_nsec: 0 });
         match poll(&mut fds, limit.as_ref()) {

@@ -1,17 +1,18 @@
 //! Addresses: binding, resolving, listening.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::plain::{NextHop, ServiceId};
+use crate::devices::Found;
+use crate::plain::{ListenerId, NextHop, ServiceId};
 
-use super::devices::{toward, zone};
+use super::devices::{Opened, toward, zone};
 use super::event::{Kind, Param};
 use super::id::{Earlier, Held, Id, Phase, ToListener};
 use super::ports::Bound;
 use super::words::{Address, SOCKADDR_IN6, errno};
-use super::{Answer, Command, Outcome};
+use super::{Answer, Command, Outcome, Ucma};
 
 /// Most requests that wait for the program, where it names no number (`ucma.c`, `max_backlog`).
 const BACKLOG: u32 = 1024;
@@ -185,7 +186,6 @@ impl Command<'_> {
         let (Phase::Bound, Some(local)) = (&held.phase, held.local) else {
             return Err(libc::EINVAL);
         };
-        let one_family = held.one_family;
         self.it.ports.lock().listen(id.space, &held.bound(&id, local))?;
         held.reuse = false;
         let backlog = match self.body.u32(4) {
@@ -193,25 +193,17 @@ impl Command<'_> {
             _ => BACKLOG,
         };
         id.facts.lock().backlog = backlog as usize;
-        let (devices, address) = match local.ip() {
-            ip if ip.is_unspecified() => (self.it.devices.all()?, Some(ip).filter(|_| one_family)),
-            ip => (vec![self.it.devices.of(local)?], Some(ip)),
+        let Some(at) = Listens::of(&id, &held) else { return Err(libc::EINVAL) };
+        let devices = if at.is_wildcard() {
+            self.it.follow()?;
+            self.it.devices.all()?
+        } else {
+            vec![self.it.devices.of(local)?]
         };
-        let service = id.service_of(&held);
         let (mut places, mut failed) = (Vec::new(), None);
         for found in devices {
-            let listening = self.it.open_device(&found).and_then(|opened| {
-                let sink = ToListener {
-                    id: id.clone(),
-                    local,
-                    opened: Arc::downgrade(&opened),
-                    table: self.it.table.clone(),
-                };
-                let listener = opened.device.listen(service, (address, PENDING), Arc::new(sink));
-                Ok((listener.map_err(|error| errno(&error))?, opened))
-            });
-            match listening {
-                Ok((listener, opened)) => places.push((opened, listener)),
+            match self.it.listen_at(&id, at, &found) {
+                Ok(place) => places.push(place),
                 Err(why) => failed = Some(why),
             }
         }
@@ -219,13 +211,56 @@ impl Command<'_> {
         match failed {
             Some(why) if places.is_empty() || why == libc::EADDRINUSE => {
                 for (opened, listener) in places {
-                    opened.device.unlisten(listener, service);
+                    opened.device.unlisten(listener, at.service);
                 }
                 return Err(why);
             }
             _ => held.phase = Phase::Listening(places),
         }
         Ok(Answer::default())
+    }
+}
+
+/// The service and the address at which an id listens.
+#[derive(Clone, Copy)]
+pub(super) struct Listens {
+    service: ServiceId,
+    local: SocketAddr,
+    /// The only one on each device; `None` for all.
+    address: Option<IpAddr>,
+}
+
+impl Listens {
+    /// `None` if it is at no address.
+    pub(super) fn of(id: &Id, held: &Held) -> Option<Self> {
+        let local = held.local?;
+        let is_for_all = local.ip().is_unspecified() && !held.one_family;
+        let address = Some(local.ip()).filter(|_| !is_for_all);
+        Some(Self { service: id.service_of(held), local, address })
+    }
+
+    pub(super) fn is_wildcard(&self) -> bool {
+        self.local.ip().is_unspecified()
+    }
+}
+
+impl Ucma {
+    /// Has an id listen on a device, which is opened for that.
+    pub(super) fn listen_at(
+        self: &Arc<Self>,
+        id: &Arc<Id>,
+        at: Listens,
+        found: &Found,
+    ) -> Outcome<(Arc<Opened>, ListenerId)> {
+        let opened = self.open_device(found)?;
+        let sink = ToListener {
+            id: id.clone(),
+            local: at.local,
+            opened: Arc::downgrade(&opened),
+            table: self.table.clone(),
+        };
+        let listener = opened.device.listen(at.service, (at.address, PENDING), Arc::new(sink));
+        Ok((opened.clone(), listener.map_err(|error| errno(&error))?))
     }
 }
 

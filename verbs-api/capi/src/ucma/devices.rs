@@ -1,6 +1,7 @@
 //! The devices of addresses.
 
 use std::collections::HashMap;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::sync::Arc;
 
@@ -58,12 +59,14 @@ pub(super) struct Devices {
     open: Mutex<HashMap<String, Watched>>,
     /// The devices that there are, if not all those of the machine. They send by sockets.
     only: Option<Vec<Found>>,
+    /// For ids at wildcard addresses.
+    arrivals: Mutex<Option<Watch>>,
 }
 
 impl Devices {
     /// For programs that must not reach every device of the machine.
     pub(super) fn only(these: Vec<Found>) -> Self {
-        Self { open: Mutex::default(), only: Some(these) }
+        Self { only: Some(these), ..Self::default() }
     }
 
     /// All devices.
@@ -123,7 +126,18 @@ impl Devices {
         drop(gone);
     }
 
+    /// Begins to watch for devices that come, unless that is so.
+    pub(super) fn follow(&self, watch: impl FnOnce() -> io::Result<Watch>) -> io::Result<()> {
+        let mut arrivals = self.arrivals.lock();
+        if arrivals.is_none() {
+            *arrivals = Some(without_signals(watch)?);
+        }
+        Ok(())
+    }
+
     pub(super) fn close(&self) {
+        let arrivals = self.arrivals.lock().take();
+        drop(arrivals);
         let open = std::mem::take(&mut *self.open.lock());
         drop(open);
     }
