@@ -42,7 +42,7 @@ const BURST: u32 = 128 << 10;
 
 /// Show which rules and limits of the host bind which backend in this kernel
 ///
-/// Makes network namespaces of its own, puts each of 34 controls (rules, shapers, marks) on the
+/// Makes network namespaces of its own, puts each of 46 controls (rules, shapers, marks) on the
 /// path between two containers, sends RDMA through it over each backend, and compares the effect
 /// with docs/netfilter.md. It does not touch the machine's own network.
 ///
@@ -206,7 +206,7 @@ fn check(args: &Args, out: Output) -> Result<Report, LabError> {
         out.note(format_args!("no signal handler: {error}"));
     }
     let mut report = Report::default();
-    for topology in [Topology::Bridged, Topology::Routed] {
+    for topology in Topology::ALL {
         let wanted = wanted(args, topology);
         if wanted.is_empty() {
             continue;
@@ -358,7 +358,7 @@ fn line(cell: &Cell) -> String {
             format!("not to be had: {}", option.split(": needs ").next().unwrap_or(option))
         }
     };
-    format!("{control:40} {netdev:6} {family:4}  {what}").trim_end().to_owned()
+    format!("{control:41} {netdev:6} {family:4}  {what}").trim_end().to_owned()
 }
 
 fn words(figures: &Figures) -> String {
@@ -401,13 +401,13 @@ mod tests {
     }
 
     #[test]
-    fn the_matrix_has_204_cells_and_half_of_them_by_default() {
+    fn the_matrix_has_276_cells_and_half_of_them_by_default() {
         let count = |all| {
             let args = args(all);
-            [Topology::Bridged, Topology::Routed].map(|t| wanted(&args, t).len()).iter().sum()
+            Topology::ALL.map(|t| wanted(&args, t).len()).iter().sum()
         };
         let [all, some]: [usize; 2] = [count(true), count(false)];
-        assert_eq!((all, some), (204, 102));
+        assert_eq!((all, some), (276, 138));
         let v6 = wanted(&args(false), Topology::Bridged);
         assert!(v6.iter().any(|cell| cell.2 == Family::V6));
     }
