@@ -28,7 +28,8 @@ macro_rules! cells {
             require_backend!(Backend::$backend);
             require_nft!();
             require_ethtool!();
-            for (link_mtu, mtu) in [(1450, Mtu::Mtu512), (1450, Mtu::Mtu1024), (9000, Mtu::Mtu4096)] {
+            use Mtu::{Mtu512, Mtu1024, Mtu4096};
+            for (link_mtu, mtu) in [(1450, Mtu512), (1450, Mtu1024), (9000, Mtu4096)] {
                 run(Backend::$backend, Family::$inside, $outside_v6, link_mtu, mtu);
             }
         }

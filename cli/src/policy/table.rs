@@ -13,10 +13,10 @@
 //!   or of the router, then `netdev` egress, tcx egress, queueing discipline of the other
 //!   interface.
 //!
-//! With VXLAN the bridge's other interface is the VXLAN device. Behind it the host encapsulates: the
-//! outer packet passes `output` and `postrouting` of the host, and `netdev` egress, tcx egress and
-//! the discipline of the uplink; on the peer's host the ingress of the uplink, `prerouting` and
-//! `input`, then the ingress of the VXLAN device, and the bridge.
+//! With VXLAN the bridge has the VXLAN device as its other interface. Behind it the host
+//! encapsulates. The outer packet passes `output` and `postrouting` of the host, and `netdev`
+//! egress, tcx egress and the discipline of the uplink; on the peer's host the ingress of the
+//! uplink, `prerouting` and `input`, then the ingress of the VXLAN device, and the bridge.
 //!
 //! So no backend bypasses a hook of the host. An action of tc that redirects to an ifb runs at tcx
 //! ingress, and its packets do not come back to `netdev` ingress.
