@@ -4,7 +4,9 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
 use rocinante_cli::policy::table::{Action, BACKENDS, CONTROLS, Effect, Group, Mark};
-use rocinante_lab::{Availability, Lab, LabConfig, Netns, Shaper, Tbf};
+use rocinante_lab::{
+    Availability, Between, Hosts, Lab, LabConfig, Netns, Shaper, Tbf, UPLINK, VXLAN,
+};
 use serde_json::Value;
 
 /// The matrix measures rates: one at a time.
@@ -180,6 +182,39 @@ fn the_path_of_a_running_container_is_read() {
     assert_eq!(live["probe"], serde_json::json!([10, 10]));
     let left = lab.host().command("nft list tables").unwrap();
     assert!(!left.contains("rocinante"), "{left}");
+}
+
+/// With VXLAN the path goes on: the VXLAN device, the host's own packets, the uplink.
+#[test]
+fn the_path_through_vxlan_is_read() {
+    let shape = Hosts { hosts: 2, containers_each: 1, between: Between::Vxlan { ipv6: false } };
+    let lab = match Lab::of_hosts(&shape, &LabConfig::default()) {
+        Ok(lab) => lab,
+        Err(why) => {
+            eprintln!("SKIPPED policy::the_path_through_vxlan_is_read: {why}");
+            return;
+        }
+    };
+    let rules = "table inet h {\nchain out {\ntype filter hook output priority 0; policy drop;\n}\n\
+                 chain f {\ntype filter hook forward priority 0; policy drop;\n}\n}\n\
+                 table netdev u {\nchain e {\ntype filter hook egress device \"uplink0\" \
+                 priority 0; policy accept;\ncounter\n}\n}\n";
+    lab.host().nft(rules).expect("rules");
+    let tbf = Tbf::mbit(10);
+    let _shapers = [UPLINK, VXLAN].map(|link| Shaper::tbf(lab.host(), link, &tbf).expect("a tbf"));
+    let live = look(&lab, &[]);
+    let binds = serde_json::json!(["binds", "binds", "binds"]);
+    for part in ["inet h out", "netdev u e", "tc tbf on uplink0", "tc tbf on vxlan0"] {
+        assert_eq!(effects(&live, part), binds, "{part}: {live:#}");
+    }
+    assert!(live.to_string().contains("on VXLAN's UDP 4789"), "{live:#}");
+    // The outer packets are not forwarded.
+    let calls = "/proc/sys/net/bridge/bridge-nf-call-iptables";
+    let on = lab.host().run(|| std::fs::read_to_string(calls)).expect("entered");
+    if !on.is_ok_and(|value| value.trim() == "1") {
+        let none = serde_json::json!(["bypassed", "bypassed", "bypassed"]);
+        assert_eq!(effects(&live, "inet h f"), none, "{live:#}");
+    }
 }
 
 /// Legacy iptables and IPsec, which `nft` does not list.
