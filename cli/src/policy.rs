@@ -121,6 +121,23 @@ pub struct Cell {
     pub figures: Figures,
 }
 
+impl Cell {
+    /// A cell that was not tried.
+    fn new(control: &Control, at: usize, family: Family, verdict: Verdict) -> Self {
+        Self {
+            control: control.name,
+            group: control.group,
+            topology: control.topology,
+            netdev: BACKENDS[at],
+            family,
+            expected: control.expected[at],
+            verdict,
+            attempts: 0,
+            figures: Figures::default(),
+        }
+    }
+}
+
 /// The result.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Report {
@@ -139,6 +156,11 @@ pub struct Report {
 }
 
 impl Report {
+    fn add(&mut self, cell: Cell, out: Output) {
+        out.line(line(&cell));
+        self.cells.push(cell);
+    }
+
     fn finish(&mut self, seconds: f64) {
         let count = |is: fn(&Verdict) -> bool| self.cells.iter().filter(|c| is(&c.verdict)).count();
         self.documented = count(|verdict| *verdict == Verdict::AsDocumented);
@@ -211,7 +233,17 @@ fn check(args: &Args, out: Output) -> Result<Report, LabError> {
         if wanted.is_empty() {
             continue;
         }
-        let network = lab::network(topology)?;
+        let network = match lab::network(topology) {
+            Ok(network) => network,
+            Err(error) => {
+                let Trouble::NotToBeHad(option) = Trouble::of(&error) else { return Err(error) };
+                for (control, at, family) in wanted {
+                    let verdict = Verdict::NotToBeHad(option.clone());
+                    report.add(Cell::new(control, at, family, verdict), out);
+                }
+                continue;
+            }
+        };
         if args.only.is_none() && topology == Topology::Bridged {
             report.lacking = install::lacking(&network);
         }
@@ -273,19 +305,8 @@ impl Run<'_> {
             if let (Verdict::NotToBeHad(why), None) = (&verdict, &sides) {
                 unavailable = Some(why.clone());
             }
-            let cell = Cell {
-                control: control.name,
-                group: control.group,
-                topology: control.topology,
-                netdev: self.netdev,
-                family: self.family,
-                expected: control.expected[self.at],
-                verdict,
-                attempts,
-                figures,
-            };
-            self.out.line(line(&cell));
-            report.cells.push(cell);
+            let cell = Cell::new(control, self.at, self.family, verdict);
+            report.add(Cell { attempts, figures, ..cell }, self.out);
         }
     }
 
@@ -414,17 +435,8 @@ mod tests {
 
     #[test]
     fn what_is_not_to_be_had_is_no_pass() {
-        let cell = |verdict| Cell {
-            control: CONTROLS[0].name,
-            group: Group::Drop,
-            topology: Topology::Bridged,
-            netdev: "udp",
-            family: Family::V4,
-            expected: Effect::Binds,
-            verdict,
-            attempts: 1,
-            figures: Figures::default(),
-        };
+        let cell =
+            |verdict| Cell { attempts: 1, ..Cell::new(&CONTROLS[0], 0, Family::V4, verdict) };
         let lacking = || cell(Verdict::NotToBeHad("NET_ACT_POLICE".into()));
         let mut report = Report { cells: vec![lacking()], ..Report::default() };
         report.finish(1.0);

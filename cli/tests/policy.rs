@@ -187,14 +187,12 @@ fn the_path_of_a_running_container_is_read() {
 /// With VXLAN the path goes on: the VXLAN device, the host's own packets, the uplink.
 #[test]
 fn the_path_through_vxlan_is_read() {
+    if let Err(why) = Availability::probe().vxlan {
+        eprintln!("SKIPPED policy::the_path_through_vxlan_is_read: {why}");
+        return;
+    }
     let shape = Hosts { hosts: 2, containers_each: 1, between: Between::Vxlan { ipv6: false } };
-    let lab = match Lab::of_hosts(&shape, &LabConfig::default()) {
-        Ok(lab) => lab,
-        Err(why) => {
-            eprintln!("SKIPPED policy::the_path_through_vxlan_is_read: {why}");
-            return;
-        }
-    };
+    let lab = Lab::of_hosts(&shape, &LabConfig::default()).expect("a lab");
     let rules = "table inet h {\nchain out {\ntype filter hook output priority 0; policy drop;\n}\n\
                  chain f {\ntype filter hook forward priority 0; policy drop;\n}\n}\n\
                  table netdev u {\nchain e {\ntype filter hook egress device \"uplink0\" \

@@ -4,7 +4,7 @@
 use rocinante_lab::{
     Between, Chain, Container, Hosts, Lab, LabConfig, Match, Pair, Rule, Tbf, UPLINK,
 };
-use rocinante_tests::{require_ethtool, require_lab, require_nft, require_tc};
+use rocinante_tests::{require_ethtool, require_lab, require_nft, require_tc, require_vxlan};
 use std::io::ErrorKind;
 use std::net::{IpAddr, UdpSocket};
 use std::process::{Command, Stdio};
@@ -112,6 +112,7 @@ fn hosts_reach_each_other_over_a_router() {
 
 #[test]
 fn hosts_reach_each_other_over_vxlan() {
+    require_vxlan!();
     for ipv6 in [false, true] {
         for mtu in [1450, 9000] {
             hosts_reach_each_other(Between::Vxlan { ipv6 }, mtu);

@@ -21,16 +21,23 @@ pub(super) enum Trouble {
 impl From<LabError> for Trouble {
     /// The error of a command that needs an option of the kernel's names that.
     fn from(error: LabError) -> Self {
-        let LabError::Failed { command, .. } = &error else {
+        Self::of(&error)
+    }
+}
+
+impl Trouble {
+    pub(super) fn of(error: &LabError) -> Self {
+        let LabError::Failed { command, .. } = error else {
             return Self::Failed(error.to_string());
         };
         let option = OPTIONS.iter().find(|(words, _)| command.contains(words));
-        option.map_or_else(|| Self::Failed(error.to_string()), |(_, option)| absent(option, &error))
+        option.map_or_else(|| Self::Failed(error.to_string()), |(_, option)| absent(option, error))
     }
 }
 
 /// Words of commands, and the options of the kernel that those need.
-const OPTIONS: [(&str, &str); 5] = [
+const OPTIONS: [(&str, &str); 6] = [
+    ("type vxlan", "VXLAN"),
     ("root tbf", "NET_SCH_TBF"),
     ("htb default", "NET_SCH_HTB"),
     ("type ifb", "IFB"),
@@ -404,6 +411,10 @@ mod tests {
         };
         let unknown = failed("Error: Specified qdisc kind is unknown.");
         assert_eq!(unknown, Trouble::NotToBeHad("NET_SCH_HTB".into()));
+        let command = "ip link add vxlan0 type vxlan id 77 dstport 4789".into();
+        let stderr = "Error: Unknown device type.".into();
+        let vxlan = Trouble::of(&LabError::Failed { command, stderr });
+        assert_eq!(vxlan, Trouble::NotToBeHad("VXLAN".into()));
         let other = failed("Error: Exclusivity flag on, cannot modify.");
         assert!(matches!(other, Trouble::Failed(_)), "{other:?}");
     }
