@@ -101,9 +101,7 @@ impl Hosts {
             "ip link add {UPLINK} mtu {mtu} type veth peer name {port} mtu {mtu} netns {path}"
         ))?;
         match self.between {
-            Between::Routed => {
-                self.route(&host, middle, at, config)?;
-            }
+            Between::Routed => route(&host, middle, at, config)?,
             Between::Plain => {
                 middle.command(&format!("ip link set {port} master {BRIDGE} up"))?;
                 host.command(&format!("ip link set {UPLINK} master {BRIDGE} up"))?;
@@ -114,17 +112,6 @@ impl Hosts {
             }
         }
         Ok(host)
-    }
-
-    /// Makes the host a router between its containers and the router in the middle.
-    fn route(&self, host: &Netns, middle: &Netns, at: u8, config: &LabConfig) -> Result {
-        let (inner, outer) = (Network::of_containers(at), Network::of_uplinks(at));
-        add_bridge(host, config.mtu)?;
-        inner.join(host, BRIDGE, 1, config.ipv6)?;
-        outer.join(host, UPLINK, 2, config.ipv6)?;
-        outer.join(middle, &format!("host{at}"), 1, config.ipv6)?;
-        outer.route_by(host, 1, config.ipv6)?;
-        inner.reach(middle, outer, 2, config.ipv6)
     }
 
     /// Gives the uplink an address, and the bridge a VXLAN device over it. What has no known place
@@ -154,6 +141,17 @@ impl Hosts {
         }
         host.command(&format!("ip link set {VXLAN} master {BRIDGE} up")).map(drop)
     }
+}
+
+/// Makes the host a router between its containers and the router in the middle.
+fn route(host: &Netns, middle: &Netns, at: u8, config: &LabConfig) -> Result {
+    let (inner, outer) = (Network::of_containers(at), Network::of_uplinks(at));
+    add_bridge(host, config.mtu)?;
+    inner.join(host, BRIDGE, 1, config.ipv6)?;
+    outer.join(host, UPLINK, 2, config.ipv6)?;
+    outer.join(middle, &format!("host{at}"), 1, config.ipv6)?;
+    outer.route_by(host, 1, config.ipv6)?;
+    inner.reach(middle, outer, 2, config.ipv6)
 }
 
 /// A namespace that forwards between networks.

@@ -7,8 +7,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 /// An IPv4 network, a /24, and an IPv6 network, a /64.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Network {
-    /// Second byte of the IPv4 addresses; second word of the IPv6 addresses, in hexadecimal digits
-    /// of the same look.
+    /// Second byte of its IPv4 addresses, and second word of its IPv6 addresses.
     kind: (u8, u16),
     index: u8,
 }
@@ -42,7 +41,7 @@ impl Network {
         netns.command(&format!("ip link set {device} up")).map(drop)
     }
 
-    /// Has all other networks routed by this number.
+    /// Sends packets for all other networks to this number.
     pub(super) fn route_by(self, netns: &Netns, number: u8, ipv6: bool) -> Result {
         netns.command(&format!("ip route add default via {}", self.v4(number)))?;
         if ipv6 {
@@ -51,7 +50,7 @@ impl Network {
         Ok(())
     }
 
-    /// Has this network routed by that number of another.
+    /// Sends packets for this network to the number of another.
     pub(super) fn reach(self, netns: &Netns, by: Self, number: u8, ipv6: bool) -> Result {
         netns.command(&format!("ip route add {}/24 via {}", self.v4(0), by.v4(number)))?;
         if ipv6 {
