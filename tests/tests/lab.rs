@@ -85,15 +85,16 @@ fn hosts_reach_each_other(between: Between, mtu: u32) {
     let [plain, encapsulated] = [ROCE_PORT, 4789].map(|port| count_at_the_uplink(&lab, port));
     let payload = vec![7; mtu as usize - 48];
     for v6 in [false, true] {
-        // On another host, and on the same.
-        for other in [1, 5, 3] {
-            let ends = [0, other].map(|index| lab.container(index));
-            let [a, b] = ends.map(|container| socket(container, container.address(v6)));
-            assert!(arrives(&a, &b, &payload), "container {other}, IPv6 {v6}");
-            assert!(arrives(&b, &a, &[9; 64]), "container {other}, IPv6 {v6}");
+        // One socket each: a child that another test starts holds a closed one for a moment.
+        let [a, others @ ..] = [0, 1, 5, 3].map(|index| {
+            let container = lab.container(index);
+            socket(container, container.address(v6))
+        });
+        // On another host, on a third, and on the same.
+        for b in &others {
+            assert!(arrives(&a, b, &payload), "{b:?}");
+            assert!(arrives(b, &a, &[9; 64]), "{b:?}");
         }
-        let [a, b] = [0, 3].map(|index| lab.container(index));
-        assert!(arrives(&socket(a, a.address(v6)), &socket(b, b.address(v6)), &payload));
     }
     let [plain, encapsulated] = [plain, encapsulated].map(|rule| rule.counter().unwrap().packets);
     let tunnel = matches!(between, Between::Vxlan { .. });
