@@ -42,7 +42,7 @@ const BURST: u32 = 128 << 10;
 
 /// Show which rules and limits of the host bind which backend in this kernel
 ///
-/// Makes network namespaces of its own, puts each of 34 controls (rules, shapers, marks) on the
+/// Makes network namespaces of its own, puts each of 46 controls (rules, shapers, marks) on the
 /// path between two containers, sends RDMA through it over each backend, and compares the effect
 /// with docs/netfilter.md. It does not touch the machine's own network.
 ///
@@ -121,6 +121,23 @@ pub struct Cell {
     pub figures: Figures,
 }
 
+impl Cell {
+    /// A cell that was not tried.
+    fn new(control: &Control, at: usize, family: Family, verdict: Verdict) -> Self {
+        Self {
+            control: control.name,
+            group: control.group,
+            topology: control.topology,
+            netdev: BACKENDS[at],
+            family,
+            expected: control.expected[at],
+            verdict,
+            attempts: 0,
+            figures: Figures::default(),
+        }
+    }
+}
+
 /// The result.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Report {
@@ -139,6 +156,11 @@ pub struct Report {
 }
 
 impl Report {
+    fn add(&mut self, cell: Cell, out: Output) {
+        out.line(line(&cell));
+        self.cells.push(cell);
+    }
+
     fn finish(&mut self, seconds: f64) {
         let count = |is: fn(&Verdict) -> bool| self.cells.iter().filter(|c| is(&c.verdict)).count();
         self.documented = count(|verdict| *verdict == Verdict::AsDocumented);
@@ -206,12 +228,22 @@ fn check(args: &Args, out: Output) -> Result<Report, LabError> {
         out.note(format_args!("no signal handler: {error}"));
     }
     let mut report = Report::default();
-    for topology in [Topology::Bridged, Topology::Routed] {
+    for topology in Topology::ALL {
         let wanted = wanted(args, topology);
         if wanted.is_empty() {
             continue;
         }
-        let network = lab::network(topology)?;
+        let network = match lab::network(topology) {
+            Ok(network) => network,
+            Err(error) => {
+                let Trouble::NotToBeHad(option) = Trouble::of(&error) else { return Err(error) };
+                for (control, at, family) in wanted {
+                    let verdict = Verdict::NotToBeHad(option.clone());
+                    report.add(Cell::new(control, at, family, verdict), out);
+                }
+                continue;
+            }
+        };
         if args.only.is_none() && topology == Topology::Bridged {
             report.lacking = install::lacking(&network);
         }
@@ -273,19 +305,8 @@ impl Run<'_> {
             if let (Verdict::NotToBeHad(why), None) = (&verdict, &sides) {
                 unavailable = Some(why.clone());
             }
-            let cell = Cell {
-                control: control.name,
-                group: control.group,
-                topology: control.topology,
-                netdev: self.netdev,
-                family: self.family,
-                expected: control.expected[self.at],
-                verdict,
-                attempts,
-                figures,
-            };
-            self.out.line(line(&cell));
-            report.cells.push(cell);
+            let cell = Cell::new(control, self.at, self.family, verdict);
+            report.add(Cell { attempts, figures, ..cell }, self.out);
         }
     }
 
@@ -358,7 +379,7 @@ fn line(cell: &Cell) -> String {
             format!("not to be had: {}", option.split(": needs ").next().unwrap_or(option))
         }
     };
-    format!("{control:40} {netdev:6} {family:4}  {what}").trim_end().to_owned()
+    format!("{control:41} {netdev:6} {family:4}  {what}").trim_end().to_owned()
 }
 
 fn words(figures: &Figures) -> String {
@@ -401,30 +422,21 @@ mod tests {
     }
 
     #[test]
-    fn the_matrix_has_204_cells_and_half_of_them_by_default() {
+    fn the_matrix_has_276_cells_and_half_of_them_by_default() {
         let count = |all| {
             let args = args(all);
-            [Topology::Bridged, Topology::Routed].map(|t| wanted(&args, t).len()).iter().sum()
+            Topology::ALL.map(|t| wanted(&args, t).len()).iter().sum()
         };
         let [all, some]: [usize; 2] = [count(true), count(false)];
-        assert_eq!((all, some), (204, 102));
+        assert_eq!((all, some), (276, 138));
         let v6 = wanted(&args(false), Topology::Bridged);
         assert!(v6.iter().any(|cell| cell.2 == Family::V6));
     }
 
     #[test]
     fn what_is_not_to_be_had_is_no_pass() {
-        let cell = |verdict| Cell {
-            control: CONTROLS[0].name,
-            group: Group::Drop,
-            topology: Topology::Bridged,
-            netdev: "udp",
-            family: Family::V4,
-            expected: Effect::Binds,
-            verdict,
-            attempts: 1,
-            figures: Figures::default(),
-        };
+        let cell =
+            |verdict| Cell { attempts: 1, ..Cell::new(&CONTROLS[0], 0, Family::V4, verdict) };
         let lacking = || cell(Verdict::NotToBeHad("NET_ACT_POLICE".into()));
         let mut report = Report { cells: vec![lacking()], ..Report::default() };
         report.finish(1.0);

@@ -4,7 +4,9 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
 use rocinante_cli::policy::table::{Action, BACKENDS, CONTROLS, Effect, Group, Mark};
-use rocinante_lab::{Availability, Lab, LabConfig, Netns, Shaper, Tbf};
+use rocinante_lab::{
+    Availability, Between, Hosts, Lab, LabConfig, Netns, Shaper, Tbf, UPLINK, VXLAN,
+};
 use serde_json::Value;
 
 /// The matrix measures rates: one at a time.
@@ -45,7 +47,7 @@ fn every_cell_is_as_documented() {
         assert_ne!(cell["verdict"], "differs", "{cell:#}");
     }
     let status = Some(i32::from(slow > 0));
-    assert_eq!((code, cells.len(), &report["total"]), (status, 102, &102.into()));
+    assert_eq!((code, cells.len(), &report["total"]), (status, 138, &138.into()));
     let documented = cells.iter().filter(|cell| cell["verdict"] == "as-documented").count();
     assert_eq!(report["documented"], documented);
     assert!(documented >= 60, "only {documented} cells were tried");
@@ -97,9 +99,8 @@ fn the_options_choose_cells() {
 fn the_document_has_the_table() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/netfilter.md");
     let document = std::fs::read_to_string(path).expect("the document");
-    let head = BACKENDS.map(|netdev| format!("`{netdev}`")).join(" | ");
-    let head = format!("| kind | control | {head} |");
-    let table = document.lines().skip_while(|line| **line != *head).skip(2);
+    let head = "| kind | control | binds |";
+    let table = document.lines().skip_while(|line| *line != head).skip(2);
     let rows: Vec<&str> = table.take_while(|line| line.starts_with('|')).collect();
     let due = CONTROLS.map(|control| {
         let kind = match control.group {
@@ -109,8 +110,15 @@ fn the_document_has_the_table() {
             Group::Pair => "two at once",
             Group::Own => "own namespace",
         };
-        let effects = control.expected.map(|effect: Effect| effect.to_string()).join(" | ");
-        format!("| {kind} | {} | {effects} |", control.name)
+        let bound = BACKENDS.iter().zip(control.expected);
+        let bound = bound.filter(|(_, effect)| *effect == Effect::Binds);
+        let bound: Vec<_> = bound.map(|(netdev, _)| format!("`{netdev}`")).collect();
+        let bound = match bound.len() {
+            0 => "none".to_owned(),
+            3 => "all".to_owned(),
+            _ => bound.join(", "),
+        };
+        format!("| {kind} | {} | {bound} |", control.name)
     });
     assert_eq!(rows, due);
 }
@@ -174,6 +182,37 @@ fn the_path_of_a_running_container_is_read() {
     assert_eq!(live["probe"], serde_json::json!([10, 10]));
     let left = lab.host().command("nft list tables").unwrap();
     assert!(!left.contains("rocinante"), "{left}");
+}
+
+/// With VXLAN the path goes on: the VXLAN device, the host's own packets, the uplink.
+#[test]
+fn the_path_through_vxlan_is_read() {
+    if let Err(why) = Availability::probe().vxlan {
+        eprintln!("SKIPPED policy::the_path_through_vxlan_is_read: {why}");
+        return;
+    }
+    let shape = Hosts { hosts: 2, containers_each: 1, between: Between::Vxlan { ipv6: false } };
+    let lab = Lab::of_hosts(&shape, &LabConfig::default()).expect("a lab");
+    let rules = "table inet h {\nchain out {\ntype filter hook output priority 0; policy drop;\n}\n\
+                 chain f {\ntype filter hook forward priority 0; policy drop;\n}\n}\n\
+                 table netdev u {\nchain e {\ntype filter hook egress device \"uplink0\" \
+                 priority 0; policy accept;\ncounter\n}\n}\n";
+    lab.host().nft(rules).expect("rules");
+    let tbf = Tbf::mbit(10);
+    let _shapers = [UPLINK, VXLAN].map(|link| Shaper::tbf(lab.host(), link, &tbf).expect("a tbf"));
+    let live = look(&lab, &[]);
+    let binds = serde_json::json!(["binds", "binds", "binds"]);
+    for part in ["inet h out", "netdev u e", "tc tbf on uplink0", "tc tbf on vxlan0"] {
+        assert_eq!(effects(&live, part), binds, "{part}: {live:#}");
+    }
+    assert!(live.to_string().contains("on VXLAN's UDP 4789"), "{live:#}");
+    // The outer packets are not forwarded.
+    let calls = "/proc/sys/net/bridge/bridge-nf-call-iptables";
+    let on = lab.host().run(|| std::fs::read_to_string(calls)).expect("entered");
+    if !on.is_ok_and(|value| value.trim() == "1") {
+        let none = serde_json::json!(["bypassed", "bypassed", "bypassed"]);
+        assert_eq!(effects(&live, "inet h f"), none, "{live:#}");
+    }
 }
 
 /// Legacy iptables and IPsec, which `nft` does not list.

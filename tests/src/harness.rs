@@ -44,7 +44,7 @@ use rocinante::{
 use crate::oracles::{Channels, Oracles, becomes_idle, is_ready_within};
 pub use crate::setup::{ADDRESS_VARIABLE, DEVICE_VARIABLE, Family, KernelDevice, On, Setup};
 use crate::tunnel;
-use rocinante_lab::{ChildGuard, Lab, LabConfig, Netns};
+use rocinante_lab::{ChildGuard, Lab, Netns};
 
 /// How long an expected event may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -195,9 +195,7 @@ impl Harness {
             let sides = [0, 1].map(|_| Side::open_kernels(device, setup.family));
             return Self::of(sides, setup, None, None);
         }
-        let queues = setup.receive_queues();
-        let config = LabConfig { containers: setup.containers, queues, ..LabConfig::default() };
-        let lab = Lab::new(&config).expect("a lab");
+        let lab = setup.lab();
         let encrypted = setup.on == On::Encrypted;
         let tunnel = encrypted.then(|| tunnel::join(&lab, setup.underlay()));
         let sides = [0, 1].map(|index| {

@@ -41,6 +41,14 @@ macro_rules! require_ethtool {
     };
 }
 
+/// Ends the test by [`skip!`](crate::skip!) unless the lab and its VXLAN are available.
+#[macro_export]
+macro_rules! require_vxlan {
+    () => {
+        $crate::require!($crate::need::vxlan())
+    };
+}
+
 /// Ends the test by [`skip!`](crate::skip!) unless it has the capabilities of root outside of any
 /// user namespace: loading BPF programs needs them.
 #[macro_export]
@@ -95,6 +103,11 @@ pub fn tc() -> Result<(), String> {
 /// The switch of segmentation offload. Error: the reason why there is none.
 pub fn ethtool() -> Result<(), String> {
     AVAILABLE.ethtool.clone()
+}
+
+/// VXLAN between hosts. Error: the reason why there is none.
+pub fn vxlan() -> Result<(), String> {
+    AVAILABLE.vxlan.clone()
 }
 
 /// The capabilities of root outside of any user namespace. Error: the privilege that the process

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use rocinante::device::{Backend, Limits, PortConfig, SHARDS_VARIABLE};
 use rocinante::verbs::Mtu;
 use rocinante::{ConnectOptions, Context, OpenOptions};
+use rocinante_lab::{Between, Hosts, Lab, LabConfig};
 
 use crate::oracles::{Exception, Oracle};
 
@@ -97,6 +98,10 @@ pub struct Setup {
     pub limits: Limits,
     /// Number of containers of the lab; the devices are in the first two.
     pub containers: u8,
+    /// The network between two hosts, with a device on each; `None` is one host.
+    pub between: Option<Between>,
+    /// MTU of the containers' links.
+    pub link_mtu: u32,
     /// Whether super-packets leave the containers unsegmented.
     pub segmentation: bool,
     /// Whether background threads drive the devices.
@@ -124,6 +129,8 @@ impl Setup {
             port: PortConfig::default(),
             limits: Limits::default(),
             containers: 2,
+            between: None,
+            link_mtu: LabConfig::default().mtu,
             segmentation: true,
             background: true,
             cut_writes: true,
@@ -171,8 +178,22 @@ impl Setup {
         }
     }
 
+    /// The lab of software devices. Panics if it cannot be made.
+    pub(crate) fn lab(&self) -> Lab {
+        let (mtu, queues) = (self.link_mtu, self.receive_queues());
+        let config = LabConfig { containers: self.containers, mtu, queues, ..LabConfig::default() };
+        let lab = self.between.map_or_else(
+            || Lab::new(&config),
+            |between| {
+                let containers_each = self.containers.div_ceil(2);
+                Lab::of_hosts(&Hosts { hosts: 2, containers_each, between }, &config)
+            },
+        );
+        lab.expect("a lab")
+    }
+
     /// Number of receive queues that the devices need: each shard over AF_XDP has its own.
-    pub(crate) fn receive_queues(&self) -> u32 {
+    fn receive_queues(&self) -> u32 {
         let environment = || std::env::var(SHARDS_VARIABLE).ok()?.parse().ok();
         match self.on {
             On::Software(Backend::Xdp) => {

@@ -1,8 +1,10 @@
 //! The lab itself: containers reach each other over the host's bridge, and the host's policy binds
 //! them. The tests use plain UDP datagrams instead of RDMA, so that a failure is the lab's.
 
-use rocinante_lab::{Container, Lab, LabConfig, Match, Pair, Tbf};
-use rocinante_tests::{require_ethtool, require_lab, require_nft, require_tc};
+use rocinante_lab::{
+    Between, Chain, Container, Hosts, Lab, LabConfig, Match, Pair, Rule, Tbf, UPLINK,
+};
+use rocinante_tests::{require_ethtool, require_lab, require_nft, require_tc, require_vxlan};
 use std::io::ErrorKind;
 use std::net::{IpAddr, UdpSocket};
 use std::process::{Command, Stdio};
@@ -65,6 +67,57 @@ fn a_pair_is_joined_by_one_veth() {
         [[a.ipv4(), b.ipv4()].map(IpAddr::from), [a, b].map(|c| c.ipv6().unwrap().into())];
     for [at_a, at_b] in [v4, v6] {
         assert!(arrives(&socket(a, at_a), &socket(b, at_b), &[7; 8900]));
+    }
+}
+
+/// Counts the frames of UDP to `port` that leave the first host by its uplink.
+fn count_at_the_uplink(lab: &Lab, port: u16) -> Rule {
+    let chain = Chain { family: "netdev", hook: "egress", device: Some(UPLINK), priority: 0 };
+    Rule::new(lab.host(), &[(chain, &format!("udp dport {port} counter name hits"))]).unwrap()
+}
+
+/// Containers of several hosts exchange whole datagrams of almost the MTU.
+fn hosts_reach_each_other(between: Between, mtu: u32) {
+    require_nft!();
+    let shape = Hosts { hosts: 3, containers_each: 2, between };
+    let lab = Lab::of_hosts(&shape, &LabConfig { mtu, ..LabConfig::default() }).unwrap();
+    assert_eq!(lab.containers().len(), 6);
+    let [plain, encapsulated] = [ROCE_PORT, 4789].map(|port| count_at_the_uplink(&lab, port));
+    let payload = vec![7; mtu as usize - 48];
+    for v6 in [false, true] {
+        // One socket each: a child that another test starts holds a closed one for a moment.
+        let [a, others @ ..] = [0, 1, 5, 3].map(|index| {
+            let container = lab.container(index);
+            socket(container, container.address(v6))
+        });
+        // On another host, on a third, and on the same.
+        for b in &others {
+            assert!(arrives(&a, b, &payload), "{b:?}");
+            assert!(arrives(b, &a, &[9; 64]), "{b:?}");
+        }
+    }
+    let [plain, encapsulated] = [plain, encapsulated].map(|rule| rule.counter().unwrap().packets);
+    let tunnel = matches!(between, Between::Vxlan { .. });
+    assert_eq!((plain > 0, encapsulated > 0), (!tunnel, tunnel));
+}
+
+#[test]
+fn hosts_reach_each_other_over_a_switch() {
+    hosts_reach_each_other(Between::Plain, 9000);
+}
+
+#[test]
+fn hosts_reach_each_other_over_a_router() {
+    hosts_reach_each_other(Between::Routed, 9000);
+}
+
+#[test]
+fn hosts_reach_each_other_over_vxlan() {
+    require_vxlan!();
+    for ipv6 in [false, true] {
+        for mtu in [1450, 9000] {
+            hosts_reach_each_other(Between::Vxlan { ipv6 }, mtu);
+        }
     }
 }
 

@@ -1,10 +1,10 @@
 //! Puts a control on its path, reads its figures, and takes it away.
 
 use rocinante_lab::{Chain, Changes, Lab, LabError, Rule, Shaper, ShaperStats, Tbf};
-use rocinante_netdev::{Interface, TcxDrop};
+use rocinante_netdev::{Interface, ROCE_PORT, TcxDrop};
 
 use super::lab::{Family, address, device, netns};
-use super::table::{self, Beside, End, Mark, Place};
+use super::table::{self, Beside, End, Mark, Place, Taken};
 use super::{BURST, RATE};
 use crate::messages::PROBE;
 use crate::workers::{SECOND, SENDER};
@@ -21,16 +21,23 @@ pub(super) enum Trouble {
 impl From<LabError> for Trouble {
     /// The error of a command that needs an option of the kernel's names that.
     fn from(error: LabError) -> Self {
-        let LabError::Failed { command, .. } = &error else {
+        Self::of(&error)
+    }
+}
+
+impl Trouble {
+    pub(super) fn of(error: &LabError) -> Self {
+        let LabError::Failed { command, .. } = error else {
             return Self::Failed(error.to_string());
         };
         let option = OPTIONS.iter().find(|(words, _)| command.contains(words));
-        option.map_or_else(|| Self::Failed(error.to_string()), |(_, option)| absent(option, &error))
+        option.map_or_else(|| Self::Failed(error.to_string()), |(_, option)| absent(option, error))
     }
 }
 
 /// Words of commands, and the options of the kernel that those need.
-const OPTIONS: [(&str, &str); 5] = [
+const OPTIONS: [(&str, &str); 6] = [
+    ("type vxlan", "VXLAN"),
     ("root tbf", "NET_SCH_TBF"),
     ("htb default", "NET_SCH_HTB"),
     ("type ifb", "IFB"),
@@ -42,6 +49,9 @@ const OPTIONS: [(&str, &str); 5] = [
 pub(super) const HITS: &str = "hits";
 /// Counts packets that it should have taken, or takes elsewhere.
 pub(super) const OTHERS: &str = "others";
+
+/// Matches packets of VXLAN (RFC 7348, 5).
+const VXLAN: &str = "udp dport 4789";
 
 /// An MTU that a path MTU of 4096 does not fit.
 const SHORT_MTU: u32 = 1500;
@@ -57,6 +67,8 @@ const SHORT: Tbf = Tbf { burst_bytes: SHORT_BURST, limit_bytes: 64 << 10, ..LIMI
 pub(super) struct Installed<'a> {
     network: &'a Lab,
     rule: Option<Rule>,
+    /// A rule in another namespace than that of the counters.
+    other: Option<Rule>,
     tcx: Option<TcxDrop>,
     shaper: Option<Shaper>,
     changes: Changes,
@@ -68,7 +80,7 @@ impl<'a> Installed<'a> {
     /// No rule, no shaper and no BPF program.
     pub(super) fn nothing(network: &'a Lab) -> Self {
         let (changes, later) = (Changes::default(), Beside::Nothing);
-        Self { network, rule: None, tcx: None, shaper: None, changes, later }
+        Self { network, rule: None, other: None, tcx: None, shaper: None, changes, later }
     }
 
     /// A rule that drops requests of this family and the probe.
@@ -80,20 +92,25 @@ impl<'a> Installed<'a> {
         let mut this = Self::nothing(network);
         let requests = requests(network, family);
         match rule {
-            table::Rule::Nft { place, chain, device, beside } => {
+            table::Rule::Nft { place, chain, device, taken, beside } => {
                 if let Beside::BridgeNfCall(_) = beside {
                     this.bridge_nf_call(true)?;
                 }
                 this.later = beside;
-                let seen = format!("{requests} counter name {OTHERS}");
+                let taken = match taken {
+                    Taken::Requests => requests,
+                    Taken::Encapsulating => VXLAN.to_owned(),
+                    Taken::Outer => format!("udp dport {PROBE}-{ROCE_PORT}"),
+                };
+                let seen = format!("{taken} counter name {OTHERS}");
                 let before = (chain.1 == "input").then_some((("inet", "prerouting"), 0, &*seen));
-                let rule = format!("{requests} counter name {HITS} drop");
+                let rule = format!("{taken} counter name {HITS} drop");
                 this.chain(place, chain, device, &rule, before)?;
             }
             table::Rule::Tcx { place, end, ingress } => {
                 let attached = netns(network, place).run(|| {
                     let index = Interface::by_name(device(network, end))?.index;
-                    TcxDrop::attach(index, ingress, [PROBE, rocinante_netdev::ROCE_PORT])
+                    TcxDrop::attach(index, ingress, [PROBE, ROCE_PORT])
                 })?;
                 this.tcx = Some(attached.map_err(|error| match error.raw_os_error() {
                     Some(libc::EPERM | libc::EACCES) => {
@@ -107,7 +124,7 @@ impl<'a> Installed<'a> {
                 let rule = format!(
                     "ct state established,related accept; {requests} ct state new accept; \
                      udp dport {} counter name {HITS} drop",
-                    rocinante_netdev::ROCE_PORT
+                    ROCE_PORT
                 );
                 this.chain(Place::Host, ("inet", "forward"), None, &rule, None)
                     .map_err(|trouble| of_option("NFT_CT", trouble))?;
@@ -120,7 +137,7 @@ impl<'a> Installed<'a> {
     /// port, or without connection tracking.
     pub(super) fn remedy(network: &'a Lab, untracked: bool) -> Result<Self, Trouble> {
         let mut this = Self::nothing(network);
-        let roce = format!("udp dport {}", rocinante_netdev::ROCE_PORT);
+        let roce = format!("udp dport {}", ROCE_PORT);
         let notrack = format!("{roce} notrack");
         let before = untracked.then_some((("inet", "prerouting"), -300, &*notrack));
         let accept = if untracked {
@@ -160,15 +177,21 @@ impl<'a> Installed<'a> {
             }
             table::Shaper::Htb => Shaper::htb(host, towards, &LIMIT, &[LIMIT.rate_bits])?,
             table::Shaper::Ifb => ifb(network)?,
-            table::Shaper::Uplink => {
+            table::Shaper::On(end) => Shaper::tbf(host, device(network, end), &LIMIT)?,
+            table::Shaper::Uplink | table::Shaper::Tunnel => {
                 let [first, second] = [SENDER, SECOND].map(|at| address(network, at, family));
                 let map = format!(
                     "meta priority set {} saddr map {{ {first} : 1:10, {second} : 1:20 }}",
                     family.nft()
                 );
-                let egress = ("netdev", "egress");
-                this.chain(Place::Host, egress, Some(End::Receiver), &map, None)?;
-                Shaper::htb(host, towards, &LIMIT, &[LIMIT.rate_bits / 2; 2])?
+                // Behind VXLAN the addresses of the containers are no longer in the outer header.
+                let (chain, at, link) = match shaper {
+                    table::Shaper::Tunnel => (("bridge", "forward"), None, End::Uplink),
+                    _ => (("netdev", "egress"), Some(End::Receiver), End::Receiver),
+                };
+                this.chain(Place::Host, chain, at, &map, None)?;
+                let rates = [LIMIT.rate_bits / 2; 2];
+                Shaper::htb(host, device(network, link), &LIMIT, &rates)?
             }
             table::Shaper::Policer => {
                 let requests = requests(network, family);
@@ -195,6 +218,7 @@ impl<'a> Installed<'a> {
         let (set, marked) = match mark {
             Mark::Dscp => (format!("{ip} dscp set cs3"), format!("{ip} dscp cs3")),
             Mark::Ce => (format!("{ip} ecn set ce"), format!("{ip} ecn ce")),
+            Mark::OuterCe => return this.outer_mark(&requests, &format!("{ip} ecn ce")),
             // The router takes one off.
             Mark::Ttl => (format!("{ip} {hop} set 9"), format!("{ip} {hop} 8")),
             Mark::Mtu => {
@@ -205,13 +229,23 @@ impl<'a> Installed<'a> {
             }
         };
         let bridge = if mark == Mark::Ttl { "inet" } else { "bridge" };
-        let counted = format!(
-            "{requests} {marked} counter name {HITS} accept; {requests} counter name {OTHERS}"
-        );
+        let counted = counted(&requests, &marked);
         let behind = Some(((bridge, "postrouting"), 0, &*counted));
         let rule = format!("{requests} {set}");
         this.chain(Place::Host, (bridge, "prerouting"), None, &rule, behind)?;
         Ok(this)
+    }
+
+    /// A switch between the hosts marks packets of VXLAN; counters behind them, on the bridge of
+    /// the receiver's host.
+    fn outer_mark(mut self, requests: &str, marked: &str) -> Result<Self, Trouble> {
+        let switch = self.network.between().ok_or(Trouble::Failed("no switch".into()))?;
+        let chain = Chain { hook: "prerouting", ..Chain::BRIDGE };
+        let made = Rule::new(switch, &[(chain, &format!("{VXLAN} ip ecn set ce"))]);
+        self.other = Some(made.map_err(|error| absent("NF_TABLES_BRIDGE", &error))?);
+        let counted = counted(requests, marked);
+        self.chain(Place::PeerHost, ("bridge", "postrouting"), None, &counted, None)?;
+        Ok(self)
     }
 
     pub(super) fn count(&self, name: &str) -> Result<u64, String> {
@@ -243,9 +277,10 @@ impl<'a> Installed<'a> {
 
     /// Takes the control away.
     pub(super) fn remove(self) -> Result<(), String> {
-        let Self { rule, shaper, changes, .. } = self;
+        let Self { rule, other, shaper, changes, .. } = self;
         let removed = [
             rule.map_or(Ok(()), Rule::remove),
+            other.map_or(Ok(()), Rule::remove),
             shaper.map_or(Ok(()), Shaper::remove),
             changes.undo(),
         ];
@@ -295,10 +330,15 @@ impl<'a> Installed<'a> {
     }
 }
 
+/// Counts requests with and without a mark.
+fn counted(requests: &str, marked: &str) -> String {
+    format!("{requests} {marked} counter name {HITS} accept; {requests} counter name {OTHERS}")
+}
+
 /// Matches requests of the sender, and its probe.
 fn requests(network: &Lab, family: Family) -> String {
     let (ip, sender) = (family.nft(), address(network, SENDER, family));
-    format!("{ip} saddr {sender} udp dport {PROBE}-{}", rocinante_netdev::ROCE_PORT)
+    format!("{ip} saddr {sender} udp dport {PROBE}-{}", ROCE_PORT)
 }
 
 /// A shaper behind the host's end of the sender's veth.
@@ -371,6 +411,10 @@ mod tests {
         };
         let unknown = failed("Error: Specified qdisc kind is unknown.");
         assert_eq!(unknown, Trouble::NotToBeHad("NET_SCH_HTB".into()));
+        let command = "ip link add vxlan0 type vxlan id 77 dstport 4789".into();
+        let stderr = "Error: Unknown device type.".into();
+        let vxlan = Trouble::of(&LabError::Failed { command, stderr });
+        assert_eq!(vxlan, Trouble::NotToBeHad("VXLAN".into()));
         let other = failed("Error: Exclusivity flag on, cannot modify.");
         assert!(matches!(other, Trouble::Failed(_)), "{other:?}");
     }

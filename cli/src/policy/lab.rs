@@ -1,9 +1,9 @@
-//! The two networks of the matrix.
+//! The networks of the matrix.
 
 use std::fmt;
 use std::net::IpAddr;
 
-use rocinante_lab::{Container, Lab, LabConfig, LabError, Netns};
+use rocinante_lab::{Between, Container, Hosts, Lab, LabConfig, LabError, Netns, UPLINK, VXLAN};
 use serde::Serialize;
 
 use super::table::{End, Place, Topology};
@@ -43,12 +43,26 @@ impl fmt::Display for Family {
     }
 }
 
-/// A host with its containers.
+/// Hosts with their containers.
 pub(super) fn network(topology: Topology) -> Result<Lab, LabError> {
-    match topology {
-        Topology::Bridged => Lab::new(&LabConfig::default()),
-        Topology::Routed => Lab::routed(&LabConfig { containers: 3, ..LabConfig::default() }),
-    }
+    let config = LabConfig::default();
+    let between = match topology {
+        Topology::Bridged => return Lab::new(&config),
+        Topology::Routed => return Lab::routed(&LabConfig { containers: 3, ..config }),
+        Topology::Switched => Between::Plain,
+        Topology::RoutedHosts => Between::Routed,
+        Topology::Vxlan => Between::Vxlan { ipv6: false },
+        Topology::VxlanIpv6 => Between::Vxlan { ipv6: true },
+    };
+    Lab::of_hosts(&Hosts { hosts: 2, containers_each: 2, between }, &config)
+}
+
+/// The address of an uplink.
+pub(super) fn uplink_address(host: &Netns) -> Result<IpAddr, String> {
+    let listing = host.json(&format!("ip -j address show dev {UPLINK} scope global"));
+    let listing = listing.map_err(|error| error.to_string())?;
+    let address = listing[0]["addr_info"][0]["local"].as_str().unwrap_or_default();
+    address.parse().map_err(|_| format!("{UPLINK} has no address"))
 }
 
 /// The address of a container.
@@ -59,7 +73,8 @@ pub(super) fn address(network: &Lab, index: usize, family: Family) -> IpAddr {
 /// The namespace at a place.
 pub(super) fn netns(network: &Lab, place: Place) -> &Netns {
     match place {
-        Place::Host => network.host(),
+        Place::Host => network.host_of(SENDER),
+        Place::PeerHost => network.host_of(RECEIVER),
         Place::Sender => network.container(SENDER).netns(),
         Place::Receiver => network.container(RECEIVER).netns(),
     }
@@ -71,5 +86,7 @@ pub(super) fn device(network: &Lab, end: End) -> &str {
         End::Sender => network.container(SENDER).host_end(),
         End::Receiver => network.container(RECEIVER).host_end(),
         End::Own => Container::DEVICE,
+        End::Uplink => UPLINK,
+        End::Vxlan => VXLAN,
     }
 }

@@ -260,7 +260,16 @@ impl Live {
         for device in redirection.iter().flatten() {
             self.disciplines(host, "host", device, BINDS)?;
         }
-        let uplinks = uplinks(host)?;
+        let mut uplinks = uplinks(host)?;
+        let tunnels = match &pair.bridge {
+            Some(bridge) => {
+                vxlan_ports(&host.json(&format!("ip -j -d link show master {bridge}"))?)
+            }
+            None => Vec::new(),
+        };
+        uplinks.extend(tunnels.iter().cloned());
+        uplinks.sort_unstable();
+        uplinks.dedup();
         for uplink in uplinks.iter().filter(|uplink| Some(*uplink) != pair.bridge.as_ref()) {
             self.disciplines(host, "host", uplink, BINDS)?;
         }
@@ -288,6 +297,11 @@ impl Live {
                     if devices.iter().any(|name| *name == pair.outer || uplinks.contains(name)) =>
                 {
                     BINDS
+                }
+                // The host itself sends and receives the packets of VXLAN.
+                ("ip" | "ip6" | "inet", hook) if !tunnels.is_empty() && hook != "forward" => {
+                    self.add("host", format!("{}, on VXLAN's UDP 4789", chain.what), BINDS);
+                    continue;
                 }
                 ("netdev" | "arp", _) | (_, "input" | "output") => continue,
                 // IP does not forward bridged frames.
@@ -389,6 +403,14 @@ fn uplinks(host: &Netns) -> Result<Vec<String>, LabError> {
     names.sort_unstable();
     names.dedup();
     Ok(names)
+}
+
+/// The VXLAN devices among the ports of a bridge, and the devices below them.
+fn vxlan_ports(ports: &Value) -> Vec<String> {
+    let ports = ports.as_array().into_iter().flatten();
+    let tunnels = ports.filter(|port| port["linkinfo"]["info_kind"] == "vxlan");
+    let names = tunnels.flat_map(|port| [&port["ifname"], &port["linkinfo"]["info_data"]["link"]]);
+    names.filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
 /// Whether rules of this family see bridged frames.

@@ -1,13 +1,15 @@
 //! One cell: a control, a backend and a family, with traffic.
 
-use rocinante_lab::Lab;
+use std::net::{IpAddr, UdpSocket};
+
+use rocinante_lab::{Between, Lab};
 use serde::Serialize;
 
 use super::install::{HITS, Installed, OTHERS, SHORT_BURST, Trouble};
-use super::lab::Family;
-use super::table::{Action, Control, Effect, Group, Mark, Rule, Shaper};
+use super::lab::{Family, netns, uplink_address};
+use super::table::{Action, Control, Effect, Group, Mark, Place, Rule, Shaper, Taken};
 use super::{BURST, LIMIT, MTU, RATE};
-use crate::messages::{Answer, Bulk, BulkRequest, ConnectRequest, MESSAGE, Request};
+use crate::messages::{Answer, Bulk, BulkRequest, ConnectRequest, MESSAGE, PROBE, Request};
 use crate::output::rounded;
 use crate::workers::{RECEIVER, SECOND, SENDER, Workers};
 
@@ -39,6 +41,8 @@ const SECOND_OF_RATE: u64 = RATE as u64 / 8;
 /// Part of the rate that bypassing traffic exceeds.
 const FREE: f64 = 1.3;
 const FAIR: f64 = 0.95;
+/// Bytes that VXLAN over IPv4 puts before a packet.
+const OUTER: usize = Between::Vxlan { ipv6: false }.overhead() as usize;
 /// The WRITEs of a bulk transfer, of a quarter of a second before the measurement.
 const WRITES: BulkRequest =
     BulkRequest { size: MESSAGE, depth: 8, list: 1, warm_millis: 250, millis: 1250, served: false };
@@ -116,7 +120,7 @@ impl Bench<'_> {
         let answers = rule == Rule::NewFromThePeer;
         let mut before = 0;
         if !answers {
-            self.ask(SENDER, Request::Probe)?;
+            self.probe(rule)?;
             before = out.noted(control.count(HITS)).unwrap_or(0);
             out.must(before > 0, || "the rule did not count the kernel's own datagram".into());
         }
@@ -169,7 +173,7 @@ impl Bench<'_> {
         expected: Effect,
         out: &mut Outcome,
     ) -> Result<(), Trouble> {
-        let both = shaper == Shaper::Uplink;
+        let both = matches!(shaper, Shaper::Uplink | Shaper::Tunnel);
         self.connect(SENDER, MTU, LASTING, 0)?;
         if both {
             self.connect(SECOND, MTU, LASTING, 0)?;
@@ -182,10 +186,11 @@ impl Bench<'_> {
             // nft counts a super-packet's headers once, and neither Ethernet's nor each datagram's.
             Shaper::Policer => (1.0, SECOND_OF_RATE + burst),
             // A class sends by its own tokens, and then borrows those of its parent.
-            Shaper::Uplink => (self.wire_factor(), 3 * burst),
-            Shaper::Htb => (self.wire_factor(), 2 * burst),
-            Shaper::Tbf | Shaper::Ifb | Shaper::Own => (self.wire_factor(), burst),
-            Shaper::ShortTbf => (self.wire_factor(), SHORT_BURST.into()),
+            Shaper::Uplink => (self.wire_factor(0), 3 * burst),
+            Shaper::Tunnel => (self.wire_factor(OUTER), 3 * burst),
+            Shaper::Htb => (self.wire_factor(0), 2 * burst),
+            Shaper::Tbf | Shaper::Ifb | Shaper::Own | Shaper::On(_) => (self.wire_factor(0), burst),
+            Shaper::ShortTbf => (self.wire_factor(0), SHORT_BURST.into()),
         };
         let on_wire = |payload: u64| payload as f64 * factor;
         let rates: Vec<f64> = flows
@@ -248,7 +253,7 @@ impl Bench<'_> {
     }
 
     fn marking(&mut self, mark: Mark, out: &mut Outcome) -> Result<(), Trouble> {
-        let ecn = mark == Mark::Ce;
+        let ecn = matches!(mark, Mark::Ce | Mark::OuterCe);
         self.connect(SENDER, MTU, LASTING, if ecn { ECT0 } else { 0 })?;
         let network = self.network;
         let control = self.install(|family| Installed::mark(network, mark, family))?;
@@ -378,12 +383,26 @@ impl Bench<'_> {
             .collect()
     }
 
-    /// Bytes with all headers, of one byte of payload.
-    fn wire_factor(&self) -> f64 {
+    /// Has a datagram sent that the rule must take: by the sender, or, where only an outer header
+    /// is looked at, by its host.
+    fn probe(&mut self, rule: Rule) -> Result<(), Trouble> {
+        if !matches!(rule, Rule::Nft { taken: Taken::Outer, .. }) {
+            return self.ask(SENDER, Request::Probe).map(drop);
+        }
+        let peer = uplink_address(netns(self.network, Place::PeerHost)).map_err(Trouble::Failed)?;
+        let sent = netns(self.network, Place::Host).run(|| {
+            let any: IpAddr = if peer.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
+            UdpSocket::bind((any, 0))?.send_to(&[0], (peer, PROBE))
+        })?;
+        sent.map(drop).map_err(|error| Trouble::Failed(format!("the host's probe: {error}")))
+    }
+
+    /// Bytes with all headers, of one byte of payload. Each packet has `outer` bytes of others.
+    fn wire_factor(&self, outer: usize) -> f64 {
         let ip = if self.family == Family::V4 { 20 } else { 40 };
         // Ethernet, IP, UDP, BTH, ICRC; RETH in the first packet.
         let packets = MESSAGE / MTU as usize;
-        let headers = packets * (14 + ip + 8 + 12 + 4) + 16;
+        let headers = packets * (outer + 14 + ip + 8 + 12 + 4) + 16;
         1.0 + headers as f64 / MESSAGE as f64
     }
 }

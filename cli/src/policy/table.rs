@@ -13,6 +13,11 @@
 //!   or of the router, then `netdev` egress, tcx egress, queueing discipline of the other
 //!   interface.
 //!
+//! With VXLAN the bridge has the VXLAN device as its other interface. Behind it the host
+//! encapsulates. The outer packet passes `output` and `postrouting` of the host, and `netdev`
+//! egress, tcx egress and the discipline of the uplink; on the peer's host the ingress of the
+//! uplink, `prerouting` and `input`, then the ingress of the VXLAN device, and the bridge.
+//!
 //! So no backend bypasses a hook of the host. An action of tc that redirects to an ifb runs at tcx
 //! ingress, and its packets do not come back to `netdev` ingress.
 
@@ -47,6 +52,26 @@ pub enum Topology {
     Bridged,
     /// The host forwards between the containers' networks.
     Routed,
+    /// The containers are on the bridges of two hosts, whose uplinks are ports of them.
+    Switched,
+    /// The containers are behind two hosts that route, with a router between.
+    RoutedHosts,
+    /// The containers are on the bridges of two hosts with VXLAN between, over IPv4.
+    Vxlan,
+    /// The same over IPv6.
+    VxlanIpv6,
+}
+
+impl Topology {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Bridged,
+        Self::Routed,
+        Self::Switched,
+        Self::RoutedHosts,
+        Self::Vxlan,
+        Self::VxlanIpv6,
+    ];
 }
 
 /// The effect of a control on the traffic of a backend.
@@ -71,8 +96,10 @@ impl fmt::Display for Effect {
 /// The namespace in which a control lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// The host's.
+    /// The host's; of two hosts, that of the sender's.
     Host,
+    /// That of the receiver's host.
+    PeerHost,
     /// That of the container that sends requests.
     Sender,
     /// That of the container that receives them.
@@ -88,6 +115,21 @@ pub enum End {
     Receiver,
     /// The container's own `eth0`.
     Own,
+    /// The uplink of one of two hosts.
+    Uplink,
+    /// The VXLAN device of one of two hosts.
+    Vxlan,
+}
+
+/// The packets that a rule of nftables takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken {
+    /// Requests of the sender, and its probe.
+    Requests,
+    /// The packets of VXLAN that carry them: UDP 4789.
+    Encapsulating,
+    /// Datagrams to the ports of RoCEv2 and of the probe, by the outer header of a packet.
+    Outer,
 }
 
 /// A rule that drops requests.
@@ -101,6 +143,8 @@ pub enum Rule {
         chain: (&'static str, &'static str),
         /// The interface of a `netdev` chain.
         device: Option<End>,
+        /// Which packets.
+        taken: Taken,
         /// The addition to the rule.
         beside: Beside,
     },
@@ -141,6 +185,10 @@ pub enum Shaper {
     Ifb,
     /// Two containers behind an htb on the uplink, a class each.
     Uplink,
+    /// The same with VXLAN: the bridge sets the class, before the uplink.
+    Tunnel,
+    /// A tbf on the uplink or the VXLAN device of the sender's host.
+    On(End),
     /// A rule that drops packets above the rate.
     Policer,
     /// A tbf on the sender's own `eth0`.
@@ -154,6 +202,8 @@ pub enum Mark {
     Dscp,
     /// "Congestion experienced".
     Ce,
+    /// The same on the packets of VXLAN, by a switch between the hosts.
+    OuterCe,
     /// Another TTL or hop limit.
     Ttl,
     /// A link with an MTU of 1500 on a path of 9000.
@@ -187,7 +237,7 @@ pub struct Control {
 }
 
 use Effect::{Binds, Bypassed};
-use Topology::{Bridged, Routed};
+use Topology::{Bridged, Routed, RoutedHosts, Switched, Vxlan, VxlanIpv6};
 
 pub(super) const ALL: [Effect; 3] = [Binds; 3];
 pub(super) const NONE: [Effect; 3] = [Bypassed; 3];
@@ -197,7 +247,16 @@ pub(super) const UDP_ONLY: [Effect; 3] = [Binds, Bypassed, Bypassed];
 pub(super) const NOT_AFXDP: [Effect; 3] = [Binds, Binds, Bypassed];
 
 const fn nft(place: Place, chain: (&'static str, &'static str), device: Option<End>) -> Action {
-    Action::Drop(Rule::Nft { place, chain, device, beside: Beside::Nothing })
+    taking(Taken::Requests, place, chain, device)
+}
+
+const fn taking(
+    taken: Taken,
+    place: Place,
+    chain: (&'static str, &'static str),
+    device: Option<End>,
+) -> Action {
+    Action::Drop(Rule::Nft { place, chain, device, taken, beside: Beside::Nothing })
 }
 
 const fn nft_beside(
@@ -205,7 +264,8 @@ const fn nft_beside(
     device: Option<End>,
     beside: Beside,
 ) -> Action {
-    Action::Drop(Rule::Nft { place: Place::Host, chain, device, beside })
+    let (place, taken) = (Place::Host, Taken::Requests);
+    Action::Drop(Rule::Nft { place, chain, device, taken, beside })
 }
 
 const fn tcx(place: Place, end: End, ingress: bool) -> Action {
@@ -228,7 +288,7 @@ const INET_FORWARD: (&str, &str) = ("inet", "forward");
 
 /// All controls.
 #[rustfmt::skip]
-pub const CONTROLS: [Control; 34] = [
+pub const CONTROLS: [Control; 46] = [
     control("nft bridge prerouting", Group::Drop, Bridged, nft(Place::Host, ("bridge", "prerouting"), None), ALL),
     control("nft bridge forward", Group::Drop, Bridged, nft(Place::Host, ("bridge", "forward"), None), ALL),
     control("nft bridge postrouting", Group::Drop, Bridged, nft(Place::Host, ("bridge", "postrouting"), None), ALL),
@@ -244,15 +304,28 @@ pub const CONTROLS: [Control; 34] = [
     control("tcx egress", Group::Drop, Bridged, tcx(Place::Host, End::Receiver, false), ALL),
     control("nft netdev egress on the uplink", Group::Drop, Routed, nft(Place::Host, EGRESS, Some(End::Receiver)), ALL),
 
+    control("nft netdev egress on the uplink, a port", Group::Drop, Switched, nft(Place::Host, EGRESS, Some(End::Uplink)), ALL),
+    control("nft inet forward on the peer's host", Group::Drop, RoutedHosts, nft(Place::PeerHost, INET_FORWARD, None), ALL),
+    control("nft netdev egress on the VXLAN device", Group::Drop, Vxlan, nft(Place::Host, EGRESS, Some(End::Vxlan)), ALL),
+    control("tcx ingress on the peer's VXLAN device", Group::Drop, Vxlan, tcx(Place::PeerHost, End::Vxlan, true), ALL),
+    control("nft inet output, UDP 4789", Group::Drop, Vxlan, taking(Taken::Encapsulating, Place::Host, ("inet", "output"), None), ALL),
+    control("nft inet input, UDP 4789", Group::Drop, Vxlan, taking(Taken::Encapsulating, Place::PeerHost, ("inet", "input"), None), ALL),
+    control("nft netdev egress on the uplink, UDP 4789", Group::Drop, VxlanIpv6, taking(Taken::Encapsulating, Place::Host, EGRESS, Some(End::Uplink)), ALL),
+    control("nft netdev egress on the uplink, UDP 4791", Group::Drop, Vxlan, taking(Taken::Outer, Place::Host, EGRESS, Some(End::Uplink)), NONE),
+
     control("tbf towards the container", Group::Rate, Bridged, Action::Limit(Shaper::Tbf), ALL),
     control("htb towards the container", Group::Rate, Bridged, Action::Limit(Shaper::Htb), ALL),
     control("ingress redirected to an ifb with tbf", Group::Rate, Bridged, Action::Limit(Shaper::Ifb), ALL),
     control("htb on the uplink, two containers", Group::Rate, Routed, Action::Limit(Shaper::Uplink), ALL),
     control("nft limit rate over, drop", Group::Rate, Bridged, Action::Limit(Shaper::Policer), ALL),
     control("tbf with a queue shorter than a burst", Group::Rate, Bridged, Action::Limit(Shaper::ShortTbf), ALL),
+    control("tbf on the uplink, a port", Group::Rate, Switched, Action::Limit(Shaper::On(End::Uplink)), ALL),
+    control("tbf on the VXLAN device", Group::Rate, Vxlan, Action::Limit(Shaper::On(End::Vxlan)), ALL),
+    control("htb on VXLAN's uplink, two containers", Group::Rate, Vxlan, Action::Limit(Shaper::Tunnel), ALL),
 
     control("DSCP set on the bridge", Group::Mark, Bridged, Action::Mark(Mark::Dscp), ALL),
     control("ECN CE set on the bridge", Group::Mark, Bridged, Action::Mark(Mark::Ce), ALL),
+    control("ECN CE set between the hosts of VXLAN", Group::Mark, Vxlan, Action::Mark(Mark::OuterCe), ALL),
     control("TTL set on the router", Group::Mark, Routed, Action::Mark(Mark::Ttl), ALL),
     control("MTU of 1500 on a path of 9000", Group::Mark, Routed, Action::Mark(Mark::Mtu), ALL),
 
@@ -274,16 +347,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_34_controls_with_a_name_each() {
+    fn there_are_46_controls_with_a_name_each() {
         let of = |group| CONTROLS.iter().filter(|control| control.group == group).count();
         let groups = [Group::Drop, Group::Rate, Group::Mark, Group::Pair, Group::Own];
-        assert_eq!(groups.map(of), [14, 6, 4, 2, 8]);
+        assert_eq!(groups.map(of), [22, 9, 5, 2, 8]);
         let mut names = CONTROLS.map(|control| control.name);
         names.sort_unstable();
         assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
     }
 
-    /// Three kinds of controls may be bypassed, and `udp` only by two of them.
+    /// Four kinds of controls may be bypassed, and `udp` only by two of them.
     #[test]
     fn only_these_controls_may_be_bypassed() {
         for control in CONTROLS {
@@ -295,8 +368,10 @@ mod tests {
                 control.action,
                 Action::Drop(Rule::Nft { beside: Beside::Ifb, chain: INGRESS, .. })
             );
+            let inside =
+                matches!(control.action, Action::Drop(Rule::Nft { taken: Taken::Outer, .. }));
             let name = control.name;
-            if idle || shadowed {
+            if idle || shadowed || inside {
                 assert_eq!(control.expected, NONE, "{name}");
             } else if control.group == Group::Own {
                 assert_eq!((control.expected[0], control.expected[2]), (Binds, Bypassed), "{name}");

@@ -1,12 +1,13 @@
 //! Explains broken connections to the user.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
 
 use rocinante::stats::DeviceCounters;
 use rocinante::verbs::Mtu;
 use rocinante::{Context, WcStatus};
-use rocinante_netdev::auto;
+use rocinante_netdev::{ROCE_PORT, auto};
+use rustix::net::sockopt;
 
 use crate::output::{Failure, Kind};
 
@@ -27,10 +28,10 @@ pub fn unanswered(size: usize, mtu: Option<Mtu>, passed: bool) -> Unanswered {
 /// The reason why a request to `peer` ended in `status`, as far as the device's counters tell.
 #[must_use]
 pub fn of_status(ctx: &Context, peer: IpAddr, status: WcStatus, unanswered: Unanswered) -> Failure {
-    let mut why = explain(&ctx.counters(), peer, status, unanswered);
-    if status == WcStatus::RetryExcErr {
-        why += &carried(ctx);
-    }
+    let why = match status {
+        WcStatus::RetryExcErr => silent(ctx, peer, unanswered) + &carried(ctx),
+        _ => explain(&ctx.counters(), peer, status),
+    };
     Failure::Of(Kind::Completion(status), format!("{why} ({status})"))
 }
 
@@ -42,7 +43,7 @@ pub fn of_silence(
     patience: Duration,
     unanswered: Unanswered,
 ) -> Failure {
-    let why = silence(&ctx.counters(), peer, unanswered) + &carried(ctx);
+    let why = silent(ctx, peer, unanswered) + &carried(ctx);
     let text = format!("nothing came of {peer} within {} s: {why}", patience.as_secs());
     Failure::Of(Kind::Silence, text)
 }
@@ -56,17 +57,24 @@ fn carried(ctx: &Context) -> String {
 /// one of the largest has passed.
 #[must_use]
 pub fn of_parting(ctx: &Context, peer: IpAddr, unanswered: Unanswered) -> Option<String> {
-    (unanswered > USUAL).then(|| silence(&ctx.counters(), peer, unanswered))
+    (unanswered > USUAL).then(|| silent(ctx, peer, unanswered))
 }
 
-fn explain(
-    counters: &DeviceCounters,
-    peer: IpAddr,
-    status: WcStatus,
-    unanswered: Unanswered,
-) -> String {
+fn silent(ctx: &Context, peer: IpAddr, unanswered: Unanswered) -> String {
+    silence(&ctx.counters(), peer, unanswered, path_mtu(peer))
+}
+
+/// The MTU of the path to a peer as far as the kernel knows it: that of the interface or a route,
+/// or less, which a router on the way reported (`IP_MTU` in ip(7)).
+fn path_mtu(peer: IpAddr) -> Option<u32> {
+    let any: IpAddr = if peer.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect((peer, ROCE_PORT)).ok()?;
+    if peer.is_ipv4() { sockopt::ip_mtu(&socket) } else { sockopt::ipv6_mtu(&socket) }.ok()
+}
+
+fn explain(counters: &DeviceCounters, peer: IpAddr, status: WcStatus) -> String {
     match status {
-        WcStatus::RetryExcErr => silence(counters, peer, unanswered),
         WcStatus::RnrRetryExcErr => {
             format!("{peer} answers, but posted no receive in time: is its program still running?")
         }
@@ -102,9 +110,15 @@ fn broken(counters: &DeviceCounters, peer: IpAddr) -> String {
     }
 }
 
-/// Explains why a peer does not answer.
-fn silence(counters: &DeviceCounters, peer: IpAddr, unanswered: Unanswered) -> String {
+/// Explains why a peer does not answer. `path` is the MTU of the path, if it is known.
+fn silence(
+    counters: &DeviceCounters,
+    peer: IpAddr,
+    unanswered: Unanswered,
+    path: Option<u32>,
+) -> String {
     let large = unanswered > USUAL;
+    let fits = path.and_then(|mtu| Some((mtu, Mtu::for_link(mtu)?.bytes())));
     let (refused, errno) = counters.refused;
     let dropped: Vec<String> = counters
         .drops
@@ -116,6 +130,11 @@ fn silence(counters: &DeviceCounters, peer: IpAddr, unanswered: Unanswered) -> S
         format!(
             "the kernel refused to send {refused} packets to {peer}: a rule of this network namespace forbids it: check \
              `nft list ruleset` for UDP/4791 in output and postrouting"
+        )
+    } else if let Some((mtu, fits)) = fits.filter(|(_, fits)| large && *fits < unanswered) {
+        format!(
+            "the path to {peer} has an MTU of {mtu}, by a router's ICMP or a route (`ip route get {peer}`), less than the \
+             interface's: packets with {unanswered} bytes of payload do not pass: try -m {fits}, or raise the MTU there"
         )
     } else if counters.port.rx_datagrams == 0 && large {
         format!(
@@ -176,9 +195,7 @@ mod tests {
     #[test]
     fn silence_has_a_cause() {
         let peer = IpAddr::from([10, 0, 0, 2]);
-        let at = |counters: &DeviceCounters, large| {
-            explain(counters, peer, WcStatus::RetryExcErr, large)
-        };
+        let at = |counters: &DeviceCounters, large| silence(counters, peer, large, Some(9000));
         let explained = |counters: &DeviceCounters| at(counters, USUAL);
         let mut c = DeviceCounters::default();
         assert_eq!(explained(&c), "no reply on UDP/4791 from 10.0.0.2: check the firewall between");
@@ -194,6 +211,9 @@ mod tests {
             c.port.rx_datagrams = received;
             let text = at(&c, 4096);
             assert!(text.contains("4096 bytes of payload") && text.contains("-m 1024"), "{text}");
+            let text = silence(&c, peer, 4096, Some(2500));
+            assert!(text.contains("MTU of 2500") && text.contains("-m 2048"), "{text}");
+            assert!(!silence(&c, peer, 2048, Some(2500)).contains("2500"), "it fits");
         }
     }
 
@@ -207,8 +227,7 @@ mod tests {
     #[test]
     fn a_connection_that_a_peer_broke_says_so() {
         let peer = IpAddr::from([10, 0, 0, 2]);
-        let explained =
-            |counters: &DeviceCounters| explain(counters, peer, WcStatus::WrFlushErr, 0);
+        let explained = |counters: &DeviceCounters| explain(counters, peer, WcStatus::WrFlushErr);
         let mut c = DeviceCounters::default();
         assert!(explained(&c).contains("broke"), "{}", explained(&c));
         c.transport.remote_access_errors = 1;

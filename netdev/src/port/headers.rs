@@ -27,6 +27,11 @@ pub(crate) const HEADERS_V6: usize = ETH_LEN + IPV6_LEN + UDP_LEN;
 /// The longest headers of a template.
 pub(crate) const HEADERS_MAX: usize = HEADERS_V6;
 
+/// Room for the headers that hosts on the way put before a super-packet (VXLAN over IPv6: 70
+/// bytes). Linux segments it in software, which is slow, where it is not shorter with these than
+/// the device's `gso_max_size`: 65,536 bytes by default.
+pub(crate) const TUNNELS_MAX: usize = 256;
+
 const UDP_PROTOCOL: u8 = 17;
 const UDP_CHECKSUM: usize = 6;
 const IPV4_DF: u16 = 0x4000;

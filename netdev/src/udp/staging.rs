@@ -12,6 +12,7 @@ use super::pages::end_message;
 use super::rings::{RingId, Rings};
 use super::sys::Socket;
 use crate::port::contract::PathId;
+use crate::port::headers::TUNNELS_MAX;
 use crate::tuning::udp::{ARENA_BYTES, LONG_RUN};
 
 /// The longest headers before a run: Ethernet, one VLAN tag, IPv6 and UDP.
@@ -21,8 +22,8 @@ pub(super) const HEADERS_MAX: usize = 14 + 4 + 40 + 8;
 ///
 /// The kernel would take 65,507 bytes. But it segments a super-packet in software, which is slow,
 /// if that is not shorter than the device's `gso_max_size`: 65,536 bytes with the headers by
-/// default.
-pub(super) const RUN_BYTES_MAX: usize = 65_535 - HEADERS_MAX;
+/// default. And a tunnel may follow.
+pub(super) const RUN_BYTES_MAX: usize = 65_535 - HEADERS_MAX - TUNNELS_MAX;
 
 /// The most runs that wait for the kernel at once.
 pub(super) const RUNS_MAX: usize = super::sys::SEND_MAX;

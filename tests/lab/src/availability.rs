@@ -4,7 +4,7 @@ use crate::error::{LabError, Result};
 use crate::netns::Netns;
 use crate::rules::{Match, Rule};
 use crate::userns::{Privilege, privilege};
-use crate::{Lab, LabConfig, Tbf};
+use crate::{Lab, LabConfig, Tbf, VXLAN};
 
 /// The available parts, and why others are not.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub struct Availability {
     pub tc: Result<(), String>,
     /// [`Container::set_udp_segmentation`](crate::Container::set_udp_segmentation).
     pub ethtool: Result<(), String>,
+    /// VXLAN between hosts.
+    pub vxlan: Result<(), String>,
 }
 
 impl Availability {
@@ -36,12 +38,17 @@ impl Availability {
             nft: rules_work(lab.host()).map_err(in_words),
             tc: lab.shape(0, &Tbf::mbit(100)).and_then(|s| s.stats()).map(drop).map_err(in_words),
             ethtool: lab.container(0).set_udp_segmentation(false).map_err(in_words),
+            vxlan: lab
+                .host()
+                .command(&format!("ip link add {VXLAN} type vxlan id 77 dstport 4789"))
+                .map_or_else(|error| Err(format!("this kernel has no VXLAN: {error}")), |_| Ok(())),
         }
     }
 
     fn nothing(why: &str) -> Self {
         let lab = || Err(why.to_owned());
-        Self { privilege: privilege(), lab: lab(), nft: lab(), tc: lab(), ethtool: lab() }
+        let privilege = privilege();
+        Self { privilege, lab: lab(), nft: lab(), tc: lab(), ethtool: lab(), vxlan: lab() }
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::child::ChildGuard;
 use crate::error::{LabError, Result};
 use crate::netns::Netns;
+use crate::network::Network;
 use crate::{BRIDGE, LabConfig, tool};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::{Command, Output};
@@ -22,29 +23,49 @@ impl Container {
 
     /// A container on the host's bridge.
     pub(super) fn new(host: &Netns, index: u8, config: &LabConfig) -> Result<Self> {
-        let (netns, host_end) = (Self::new_netns()?, format!("veth{index}"));
-        joined(host, &host_end, &netns, index, config)?;
-        host.command(&format!("ip link set {host_end} master {BRIDGE} up"))?;
+        let (netns, host_end) = Self::bridged(host, index, config)?;
         Self::with_addresses(netns, host_end, index, config)
+    }
+
+    /// A container on the bridge of a host that is the router of this network.
+    pub(super) fn behind(
+        host: &Netns,
+        index: u8,
+        network: Network,
+        config: &LabConfig,
+    ) -> Result<Self> {
+        let (netns, host_end) = Self::bridged(host, index, config)?;
+        Self::in_network(netns, host_end, network, index + 2, config)
     }
 
     /// A container on a network of its own, with the host as its router.
     pub(super) fn routed(host: &Netns, index: u8, config: &LabConfig) -> Result<Self> {
         let (netns, host_end) = (Self::new_netns()?, format!("veth{index}"));
         joined(host, &host_end, &netns, index, config)?;
-        let v4 = |host: u8| Ipv4Addr::new(10, 78, index, host);
-        let v6 = |host: u16| Ipv6Addr::new(0xfd00, 0x78, 0, index.into(), 0, 0, 0, host);
-        host.command(&format!("ip address add {}/24 dev {host_end}", v4(1)))?;
-        if config.ipv6 {
-            host.command(&format!("ip -6 address add {}/64 dev {host_end} nodad", v6(1)))?;
-        }
-        host.command(&format!("ip link set {host_end} up"))?;
-        let own_v6 = config.ipv6.then(|| (v6(2), 64));
-        let container = Self::on_device(netns, host_end, (v4(2), 24), own_v6)?;
-        container.netns.command(&format!("ip route add default via {}", v4(1)))?;
-        if config.ipv6 {
-            container.netns.command(&format!("ip -6 route add default via {}", v6(1)))?;
-        }
+        let network = Network::of_containers(index);
+        network.join(host, &host_end, 1, config.ipv6)?;
+        Self::in_network(netns, host_end, network, 2, config)
+    }
+
+    /// A namespace with an `eth0` whose other end is a port of the host's bridge.
+    fn bridged(host: &Netns, index: u8, config: &LabConfig) -> Result<(Netns, String)> {
+        let (netns, host_end) = (Self::new_netns()?, format!("veth{index}"));
+        joined(host, &host_end, &netns, index, config)?;
+        host.command(&format!("ip link set {host_end} master {BRIDGE} up"))?;
+        Ok((netns, host_end))
+    }
+
+    /// Gives `eth0` the addresses of this number, and the network's router.
+    fn in_network(
+        netns: Netns,
+        host_end: String,
+        network: Network,
+        number: u8,
+        config: &LabConfig,
+    ) -> Result<Self> {
+        let own_v6 = config.ipv6.then(|| (network.v6(number), 64));
+        let container = Self::on_device(netns, host_end, (network.v4(number), 24), own_v6)?;
+        network.route_by(&container.netns, 1, config.ipv6)?;
         Ok(container)
     }
 
@@ -185,17 +206,20 @@ impl Container {
     }
 }
 
-/// A feature's name for `ethtool -K`, and the one that `ethtool -k` prints.
-type FeatureName = (&'static str, &'static str);
-
-const UDP_SEGMENTATION: FeatureName = ("tx-udp-segmentation", "tx-udp-segmentation");
+/// Its name for `ethtool -K`, and the one that `ethtool -k` prints.
+const UDP_SEGMENTATION: (&str, &str) = ("tx-udp-segmentation", "tx-udp-segmentation");
 
 /// Sets whether super-packets leave `device` whole.
 pub(super) fn set_udp_segmentation(netns: &Netns, device: &str, whole: bool) -> Result {
     set_feature(netns, device, UDP_SEGMENTATION, whole)
 }
 
-fn set_feature(netns: &Netns, device: &str, (name, printed): FeatureName, on: bool) -> Result {
+pub(super) fn set_feature(
+    netns: &Netns,
+    device: &str,
+    (name, printed): (&str, &str),
+    on: bool,
+) -> Result {
     let wanted = if on { "on" } else { "off" };
     let command = format!("ethtool -K {device} {name} {wanted}");
     netns.command(&command)?;

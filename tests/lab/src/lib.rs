@@ -9,7 +9,8 @@
 //! ```
 //!
 //! A [`Pair`] is two containers with nothing between them. With [`Lab::routed`] the host forwards
-//! between the containers' networks.
+//! between the containers' networks. [`Lab::of_hosts`] has several hosts, and a network between
+//! them: [`Between`].
 //!
 //! The namespaces have no names. They exist as long as this process holds their descriptors, or a
 //! process that was started inside them lives. So nothing is left behind, not even after `kill -9`.
@@ -41,7 +42,9 @@ mod changes;
 mod child;
 mod container;
 mod error;
+mod hosts;
 mod netns;
+mod network;
 mod pair;
 mod rules;
 mod shaper;
@@ -54,6 +57,7 @@ pub use changes::Changes;
 pub use child::{ChildGuard, exit_with_parent, kill_children, kill_children_on_signal};
 pub use container::Container;
 pub use error::{LabError, Result};
+pub use hosts::{Between, Hosts, UPLINK, VXLAN};
 pub use netns::Netns;
 pub use pair::Pair;
 pub use rules::{Chain, Counter, Match, Rule};
@@ -94,7 +98,9 @@ impl Default for LabConfig {
 /// and the last process in it has ended.
 #[derive(Debug)]
 pub struct Lab {
-    host: Netns,
+    hosts: Vec<Netns>,
+    /// The switch or router between several hosts.
+    between: Option<Netns>,
     containers: Vec<Container>,
 }
 
@@ -103,18 +109,12 @@ impl Lab {
     /// usable. Error: the caller has no right to create namespaces, a program (`ip`) is missing, or
     /// the kernel has no veth or bridge. The error says what to do.
     pub fn new(config: &LabConfig) -> Result<Self> {
-        let host = Netns::new()?;
-        no_addresses_by_themselves(&host)?;
-        host.command(&format!(
-            "ip link add {BRIDGE} mtu {} type bridge forward_delay 0 stp_state 0 mcast_snooping 0",
-            config.mtu
-        ))?;
-        host.command(&format!("ip link set {BRIDGE} up"))?;
+        let host = quiet_host(config.mtu)?;
         let containers = (0..config.containers)
             .map(|index| Container::new(&host, index, config))
             .collect::<Result<Vec<_>, _>>()?;
-        let lab = Self { host, containers };
-        wait_until_none(|| lab.not_yet_up(true))?;
+        let lab = Self { hosts: vec![host.clone()], between: None, containers };
+        lab.wait(&[host])?;
         Ok(lab)
     }
 
@@ -133,15 +133,29 @@ impl Lab {
         let containers = (0..config.containers)
             .map(|index| Container::routed(&host, index, config))
             .collect::<Result<Vec<_>, _>>()?;
-        let lab = Self { host, containers };
-        wait_until_none(|| lab.not_yet_up(false))?;
+        let lab = Self { hosts: vec![host], between: None, containers };
+        lab.wait(&[])?;
         Ok(lab)
     }
 
-    /// The host's namespace: it holds the bridge and the host's ends of the veths.
+    /// The host's namespace: it holds the bridge and the host's ends of the veths. Of several
+    /// hosts, the first.
     #[must_use]
     pub fn host(&self) -> &Netns {
-        &self.host
+        &self.hosts[0]
+    }
+
+    /// The namespace of the host of the container at `index`.
+    #[must_use]
+    pub fn host_of(&self, index: usize) -> &Netns {
+        &self.hosts[index % self.hosts.len()]
+    }
+
+    /// The namespace of the switch or router between several hosts. Its interface `host0` leads to
+    /// the first host, and so on.
+    #[must_use]
+    pub fn between(&self) -> Option<&Netns> {
+        self.between.as_ref()
     }
 
     /// All containers.
@@ -159,13 +173,13 @@ impl Lab {
     /// Adds a counter to the host's bridge. It counts matching packets and lets them pass. Error:
     /// there is no `nft`, or the kernel has no nftables for bridges.
     pub fn count(&self, what: &Match) -> Result<Rule> {
-        Rule::count(&self.host, what)
+        Rule::count(self.host(), what)
     }
 
     /// Adds a rule to the host's bridge that drops and counts every matching packet. Error: there
     /// is no `nft`, or the kernel has no nftables for bridges.
     pub fn block(&self, what: &Match) -> Result<Rule> {
-        Rule::block(&self.host, what)
+        Rule::block(self.host(), what)
     }
 
     /// Adds a rule to the host's bridge that drops and counts `percent` of the matching packets, at
@@ -173,40 +187,47 @@ impl Lab {
     /// To lose single datagrams, switch super-packets off by [`Container::set_udp_segmentation`].
     /// Error: there is no `nft`, or the kernel has no nftables for bridges or no `numgen`.
     pub fn lose(&self, what: &Match, percent: f64) -> Result<Rule> {
-        Rule::lose(&self.host, what, percent)
+        Rule::lose(self.host(), what, percent)
     }
 
     /// Lets UDP super-packets reach the container at `index` whole (`true`, the default), or lets
     /// the host split them into datagrams. They leave their sender whole in both cases. Error: as
     /// [`Container::set_udp_segmentation`]. Panics if there is no such container.
     pub fn set_udp_segmentation_towards(&self, index: usize, whole: bool) -> Result {
-        container::set_udp_segmentation(&self.host, self.container(index).host_end(), whole)
+        container::set_udp_segmentation(
+            self.host_of(index),
+            self.container(index).host_end(),
+            whole,
+        )
     }
 
     /// Shapes the host's traffic to the container at `index`, by a token bucket on the host's end
     /// of its veth. Error: there is no `tc`, the kernel has no `sch_tbf`, or the container is
     /// shaped already. Panics if there is no such container.
     pub fn shape(&self, index: usize, tbf: &Tbf) -> Result<Shaper> {
-        Shaper::tbf(&self.host, self.container(index).host_end(), tbf)
+        Shaper::tbf(self.host_of(index), self.container(index).host_end(), tbf)
+    }
+
+    /// Waits until everything is up, the bridges of these namespaces too.
+    fn wait(&self, bridges: &[Netns]) -> Result {
+        wait_until_none(|| self.not_yet_up(bridges))
     }
 
     /// Names each part that is not up yet. Empty when all are.
-    fn not_yet_up(&self, bridged: bool) -> Result<Vec<String>> {
-        let ports = if bridged { Some(self.ports()?) } else { None };
+    fn not_yet_up(&self, bridges: &[Netns]) -> Result<Vec<String>> {
         let mut waiting = Vec::new();
+        for bridge in bridges {
+            let ports = Ports::of(bridge)?;
+            waiting.extend(ports.waiting().map(|name| format!("{name} is not forwarding")));
+        }
+        if self.between.is_some() {
+            let uplinks = self.hosts.iter().map(hosts::uplink_not_yet_up);
+            waiting.extend(uplinks.collect::<Result<Vec<_>>>()?.into_iter().flatten());
+        }
         for container in &self.containers {
-            if let Some(ports) = &ports
-                && !ports.forwarding(container.host_end())
-            {
-                waiting.push(format!("{} is not forwarding", container.host_end()));
-            }
             waiting.extend(container.not_yet_up()?);
         }
         Ok(waiting)
-    }
-
-    fn ports(&self) -> Result<Ports> {
-        self.host.json(&format!("ip -j -d link show master {BRIDGE}")).map(Ports)
     }
 }
 
@@ -214,13 +235,25 @@ impl Lab {
 struct Ports(serde_json::Value);
 
 impl Ports {
-    fn forwarding(&self, name: &str) -> bool {
-        tool::objects(&self.0).any(|port| {
-            port["ifname"] == name
-                && port["operstate"] == "UP"
-                && port["linkinfo"]["info_slave_data"]["state"] == "forwarding"
-        })
+    fn of(bridge: &Netns) -> Result<Self> {
+        bridge.json(&format!("ip -j -d link show master {BRIDGE}")).map(Self)
     }
+
+    fn forwarding(&self, name: &str) -> bool {
+        tool::objects(&self.0).any(|port| port["ifname"] == name && is_forwarding(port))
+    }
+
+    /// The names of those that do not forward.
+    fn waiting(&self) -> impl Iterator<Item = &str> {
+        let waiting = tool::objects(&self.0).filter(|port| !is_forwarding(port));
+        waiting.filter_map(|port| port["ifname"].as_str())
+    }
+}
+
+fn is_forwarding(port: &serde_json::Value) -> bool {
+    // A VXLAN device knows no carrier.
+    ["UP", "UNKNOWN"].iter().any(|state| port["operstate"] == *state)
+        && port["linkinfo"]["info_slave_data"]["state"] == "forwarding"
 }
 
 /// Waits until `not_yet_up` names no link any more.
@@ -247,6 +280,21 @@ fn forward(host: &Netns) -> Result {
             .try_for_each(|switch| std::fs::write(format!("/proc/sys/{switch}"), "1"))
     })?
     .map_err(|source| LabError::Namespace { doing: "switch forwarding on", source })
+}
+
+/// A host with a bridge, which sends nothing itself.
+fn quiet_host(mtu: u32) -> Result<Netns> {
+    let host = Netns::new()?;
+    no_addresses_by_themselves(&host)?;
+    add_bridge(&host, mtu)?;
+    Ok(host)
+}
+
+fn add_bridge(host: &Netns, mtu: u32) -> Result {
+    host.command(&format!(
+        "ip link add {BRIDGE} mtu {mtu} type bridge forward_delay 0 stp_state 0 mcast_snooping 0"
+    ))?;
+    host.command(&format!("ip link set {BRIDGE} up")).map(drop)
 }
 
 /// Keeps IPv6 addresses off the host's interfaces, so that the host itself sends nothing on the

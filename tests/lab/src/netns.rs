@@ -1,6 +1,7 @@
 //! Network namespaces without names.
 
 use crate::child::ChildGuard;
+use crate::container;
 use crate::error::{LabError, Result};
 use crate::tool;
 use nix::sched::{CloneFlags, setns, unshare};
@@ -94,6 +95,12 @@ impl Netns {
     /// Error: there is no `nft`, or it refuses the script; the error has its message.
     pub fn nft(&self, script: &str) -> Result {
         tool::nft_script(self, script)
+    }
+
+    /// Switches an offload of a device on or off, by its name for `ethtool -K`. Error: there is no
+    /// `ethtool`, or the device cannot change it.
+    pub fn set_feature(&self, device: &str, name: &str, on: bool) -> Result {
+        container::set_feature(self, device, (name, name), on)
     }
 
     /// A path that names this namespace as long as this process lives, for programs that take one

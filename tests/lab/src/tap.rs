@@ -3,7 +3,7 @@
 use crate::container::Container;
 use crate::error::Result;
 use crate::netns::Netns;
-use crate::{BRIDGE, Lab, wait_until_none};
+use crate::{BRIDGE, Lab, Ports, wait_until_none};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 impl Lab {
@@ -11,16 +11,16 @@ impl Lab {
     /// `bridged` the tap is a port of the bridge. It has a carrier only while the machine runs.
     /// Error: there is no `/dev/net/tun` or no `ip`, or the name is taken.
     pub fn add_tap(&self, name: &str, mtu: u32, bridged: bool) -> Result {
-        self.host.command(&format!("ip tuntap add dev {name} mode tap"))?;
+        self.host().command(&format!("ip tuntap add dev {name} mode tap"))?;
         let master = if bridged { format!("master {BRIDGE}") } else { String::new() };
-        self.host.command(&format!("ip link set {name} mtu {mtu} {master} up")).map(drop)
+        self.host().command(&format!("ip link set {name} mtu {mtu} {master} up")).map(drop)
     }
 
     /// Waits until the bridge forwards to the port `name`. Error: the bridge does not forward in
     /// time: the virtual machine has not opened the tap.
     pub fn wait_for_port(&self, name: &str) -> Result {
         wait_until_none(|| {
-            let ports = self.ports()?;
+            let ports = Ports::of(self.host())?;
             let waiting = (!ports.forwarding(name)).then(|| format!("{name} is not forwarding"));
             Ok(waiting.into_iter().collect())
         })
@@ -35,7 +35,7 @@ impl Lab {
         ipv4: (Ipv4Addr, u8),
         ipv6: (Ipv6Addr, u8),
     ) -> Result<Container> {
-        let container = Container::adopt(&self.host, name, ipv4, ipv6)?;
+        let container = Container::adopt(self.host(), name, ipv4, ipv6)?;
         wait_until_none(|| container.not_yet_up())?;
         Ok(container)
     }

@@ -1,8 +1,10 @@
-//! A bridge's port with a smaller MTU than both ends drops large packets, and says nothing.
+//! A network that carries less than the interfaces at its ends: a bridge's port drops large
+//! packets, and says nothing; a router reports its MTU by ICMP.
 
 use super::{Running, rocinante, words};
-use rocinante_lab::{Lab, LabConfig};
-use rocinante_tests::require_lab;
+use rocinante_lab::{Between, Hosts, Lab, LabConfig};
+use rocinante_tests::harness::Backend;
+use rocinante_tests::{require_backend, require_lab};
 use std::process::{Command, Stdio};
 
 #[test]
@@ -52,4 +54,43 @@ fn a_link_that_takes_no_large_packets_is_named() {
     }
     run("pingpong --cm --netdev udp -m 1024 -n 20").succeeded();
     run("perf write-lat --cm --netdev udp -s 4096 -m 1024 -n 20").succeeded();
+}
+
+#[test]
+fn the_mtu_that_a_router_reports_is_named() {
+    require_lab!();
+    the_mtu_is_named("udp");
+}
+
+#[test]
+fn the_mtu_that_a_router_reports_is_named_on_packet() {
+    require_backend!(Backend::Packet);
+    the_mtu_is_named("packet");
+}
+
+fn the_mtu_is_named(netdev: &str) {
+    let shape = Hosts { hosts: 2, containers_each: 1, between: Between::Routed };
+    let lab = Lab::of_hosts(&shape, &LabConfig::default()).unwrap();
+    lab.between().unwrap().command("ip link set host1 mtu 2500").unwrap();
+    let start = |index: usize, line: &str| {
+        let mut command = rocinante(words(line));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running::of(lab.container(index).spawn(&mut command).unwrap())
+    };
+    let run = |line: &str, v6| {
+        let mut server = start(1, line);
+        server.says("waiting for a client");
+        let client = start(0, &format!("{line} {}", lab.container(1).address(v6))).finish();
+        let _ = server.finish();
+        client
+    };
+    for v6 in [false, true] {
+        let text = ["4096 bytes of payload", "has an MTU of 2500", "try -m 2048"];
+        let pingpong = format!("pingpong --netdev {netdev} -n 20");
+        let perf = format!("perf write-lat --netdev {netdev} -s 4096 -m 4096 -n 20");
+        run(&format!("{pingpong} -m 4096"), v6).failed(1, &text);
+        run(&perf, v6).failed(1, &text);
+        // The advice helps.
+        run(&format!("{pingpong} -m 2048"), v6).succeeded();
+    }
 }

@@ -21,7 +21,7 @@ use crate::kernel::rtnl::{Link, Rtnl};
 use crate::port::config::{PortConfig, Shards};
 use crate::port::contract::{Backend, Capabilities, QueueKind, RxBudget};
 use crate::port::error::OpenError;
-use crate::port::headers::{HEADERS_MAX, PAYLOAD_MAX};
+use crate::port::headers::{HEADERS_MAX, PAYLOAD_MAX, TUNNELS_MAX};
 use crate::port::parts::{BackendParts, Fds, Manifest, Parts, SharedSockets};
 use crate::port::steering;
 use crate::udp;
@@ -242,9 +242,10 @@ fn open_socket(iface: &Interface, config: &PortConfig) -> Result<PacketSocket, O
 }
 
 /// A super-packet with its headers must stay below the device's limit; otherwise the kernel
-/// segments it. A single datagram may be as long as the link carries, regardless of that limit.
+/// segments it. It leaves room for tunnels. A single datagram may be as long as the link carries,
+/// regardless of these limits.
 fn run_limits(link: &Link, config: &PortConfig) -> RunLimits {
-    let frame_max = (link.gso_bytes_max as usize).min(65_535);
+    let frame_max = (link.gso_bytes_max as usize).min(65_535 - TUNNELS_MAX);
     let datagrams = if config.no_segmentation {
         1
     } else {
