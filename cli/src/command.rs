@@ -7,7 +7,10 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use serde_json::json;
 
 use crate::output::{self, Output};
-use crate::{decode, demo, devices, ending, manual, perf, pingpong, policy, rping, run, worker};
+use crate::{
+    capture, decode, demo, devices, ending, manual, perf, pingpong, policy, rping, run, stat,
+    worker,
+};
 
 /// RDMA over Converged Ethernet in user space: no RDMA card, no kernel module, no root
 #[derive(Debug, Parser)]
@@ -39,6 +42,8 @@ enum Command {
     Perf(perf::Args),
     Rping(rping::Args),
     Decode(decode::Args),
+    Stat(stat::Args),
+    Capture(capture::Args),
     Completions(manual::CompletionsArgs),
     Man(manual::ManArgs),
 }
@@ -80,6 +85,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Perf(args) => perf::run(&args),
         Command::Rping(args) => rping::run(&args),
         Command::Decode(args) => decode::run(&args),
+        Command::Stat(args) => stat::run(&args),
+        Command::Capture(args) => capture::run(&args),
         Command::Completions(args) => manual::run_completions(&args, &Cli::command()),
         Command::Man(args) => manual::run_man(&args, &Cli::command()),
     }

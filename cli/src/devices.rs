@@ -1,7 +1,7 @@
 //! `rocinante devices`: lists the devices that can be opened, one a line as `rdma link` does, or
 //! all about each as `ibv_devinfo -v` does.
 
-mod columns;
+pub(crate) mod columns;
 pub mod hardware;
 pub mod kernel;
 

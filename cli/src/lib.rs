@@ -11,6 +11,7 @@
 //! - [`measure`] has the loops behind latencies and bandwidths.
 #![forbid(unsafe_code)]
 
+pub mod capture;
 pub mod command;
 pub mod cores;
 pub mod counters;
@@ -30,6 +31,7 @@ pub mod rping;
 pub mod run;
 pub mod session;
 pub mod size;
+pub mod stat;
 pub mod ticks;
 pub mod turns;
 mod worker;

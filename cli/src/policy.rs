@@ -7,7 +7,7 @@
 mod agent;
 mod install;
 mod lab;
-mod live;
+pub(crate) mod live;
 mod measure;
 pub mod table;
 

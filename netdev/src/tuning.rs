@@ -75,6 +75,9 @@ pub(crate) mod packet {
     pub(crate) const ARENA_RUNS: usize = 6;
     /// Runs at once. Effect likewise.
     pub(crate) const RUNS_MAX: usize = 256;
+    /// Slots of the ring of a capture, each of 68 KiB. More: longer pauses of the writer lose
+    /// nothing. Less: less memory of the kernel.
+    pub(crate) const CAPTURE_FRAMES: u32 = 480;
     /// A new run has at least this many identifications; if it would need more, it ends there.
     /// More: identifications are skipped. Less: shorter runs.
     pub(crate) const IP_IDS_MIN: u16 = 64;

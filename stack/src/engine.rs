@@ -88,6 +88,7 @@ impl Engine {
                 dirty: VecDeque::new(),
                 more_than_acks: false,
                 arrived_at: Time(0),
+                undriven_us_before: 0,
                 events: Events::default(),
             },
         }
@@ -345,6 +346,8 @@ impl Engine {
     /// Handles everything that is due at `now`. Call when [`poll_timeout`](Self::poll_timeout) has
     /// come.
     pub fn handle_timeout<H: Completions>(&mut self, now: Time, host: &mut H) {
+        let due = self.poll_timeout();
+        self.shared.met_late(due.map_or(0, |due| now.since(due)));
         self.shared.age(now);
         while let Some(slot) = self.shared.timers.pop(now) {
             if let Some(Some(qp)) = self.qps.get_mut(slot as usize) {

@@ -14,7 +14,7 @@ use crate::srq::Srqs;
 use crate::stats::LimitsHit;
 use crate::stats::{Counters, Drops};
 use crate::timer::Timers;
-use crate::tuning::engine::{QPS, QUANTUM, REORDER_PACKETS_MAX, WINDOW_MAX};
+use crate::tuning::engine::{LATE_NS, QPS, QUANTUM, REORDER_PACKETS_MAX, WINDOW_MAX};
 use crate::tuning::long_runs::STABLE_PACKETS;
 use crate::types::{Mtu, Qpn, QueueKind, Time};
 use crate::verbs::QpEvent;
@@ -110,9 +110,20 @@ pub(crate) struct Shared {
     /// When the last packet for a queue pair arrived.
     pub(crate) arrived_at: Time,
     pub(crate) events: Events,
+    /// The microseconds without a driver before the deadlines of now were due.
+    pub(crate) undriven_us_before: u64,
 }
 
 impl Shared {
+    /// The deadlines of now are met this late.
+    #[inline]
+    pub(crate) fn met_late(&mut self, by_ns: u64) {
+        self.undriven_us_before = self.counters.undriven_us;
+        if by_ns >= LATE_NS {
+            self.counters.undriven_us += by_ns / 1000;
+        }
+    }
+
     /// Packets per turn.
     #[inline]
     pub(crate) fn quantum(&self) -> u16 {

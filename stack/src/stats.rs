@@ -96,6 +96,10 @@ counters! {
         rcvd_seq_err,
         /// NAKs of the peer: it has posted no receive.
         rcvd_rnr_err,
+        /// Send requests that succeeded.
+        sent_requests,
+        /// Messages of the peer that were executed.
+        rcvd_requests,
     }
 }
 
@@ -169,6 +173,17 @@ counters! {
         sent_answers,
         /// Answers received: peers that are Rocinantes, of this version or another.
         rcvd_answers,
+        /// Send requests that succeeded, also those without a completion.
+        sent_requests,
+        /// Messages of peers that were executed here. A Rocinante may send a WRITE of several
+        /// packets as that many messages.
+        rcvd_requests,
+        /// Microseconds by which deadlines were met late, each by at least a millisecond: the
+        /// device was not driven, as its process got no processor.
+        undriven_us,
+        /// Of these, those since the first timeout of a queue pair that gave up on a peer that
+        /// does not answer.
+        retry_exceeded_undriven_us,
     }
 }
 

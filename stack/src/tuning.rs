@@ -359,6 +359,10 @@ pub(crate) mod engine {
     // More: more of them find company. Less: peers that wait for one go on sooner. Measured: the
     // table, "acknowledgements leave with the answer".
     pub const ACK_DELAY_NS: u64 = 1_000_000;
+    /// Nanoseconds by which a deadline is met late that count as a device without a driver. More:
+    /// short waits for a processor stay unseen. Less: each late wake-up of the kernel counts. Not
+    /// measured.
+    pub(crate) const LATE_NS: u64 = 1_000_000;
     /// Queue pairs and kept queue pair numbers together, of 65,536 numbers. More: a number is used
     /// again sooner. Not measured.
     pub(crate) const QPNS: usize = 65_000;

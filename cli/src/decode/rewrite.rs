@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use etherparse::checksum::Sum16BitWords;
 use etherparse::{UdpHeader, ip_number};
@@ -14,6 +14,9 @@ use pcap_file::pcapng::blocks::PcapNgBlock;
 use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
 use pcap_file::pcapng::blocks::interface_description::{
     InterfaceDescriptionBlock, InterfaceDescriptionOption,
+};
+use pcap_file::pcapng::blocks::interface_statistics::{
+    InterfaceStatisticsBlock, InterfaceStatisticsOption,
 };
 use pcap_file::{DataLink, PcapError};
 use rocinante_wire::IpFields;
@@ -54,32 +57,69 @@ impl Rewriter {
         datagram: &Datagram<'_>,
         piece: &Piece<'_>,
     ) -> io::Result<()> {
+        self.write_up_to(frame, datagram, piece, None)
+    }
+
+    /// As [`write`](Self::write), at most the first `snap` bytes.
+    pub fn write_up_to(
+        &mut self,
+        frame: &Frame<'_>,
+        datagram: &Datagram<'_>,
+        piece: &Piece<'_>,
+        snap: Option<u32>,
+    ) -> io::Result<()> {
         let interface = match self.links.iter().position(|link| *link == frame.link) {
             Some(interface) => interface,
-            None => self.add(frame.link)?,
+            None => self.describe(frame.link, 0, None)?,
         };
-        let data = wire_frame(frame.data, datagram, piece);
+        let whole = wire_frame(frame.data, datagram, piece);
         let missing = datagram.len - datagram.captured.len();
+        let kept = snap.map_or(whole.len(), |snap| whole.len().min(snap as usize));
         let time = frame.time_ns.and_then(|ns| u64::try_from(ns).ok()).unwrap_or(0);
         let block = EnhancedPacketBlock {
             interface_id: u32::try_from(interface).unwrap_or(u32::MAX),
             timestamp: Duration::from_nanos(time),
-            original_len: u32::try_from(data.len() + missing).unwrap_or(u32::MAX),
-            data,
+            original_len: u32::try_from(whole.len() + missing).unwrap_or(u32::MAX),
+            data: Cow::Borrowed(&whole[..kept]),
             options: Vec::new(),
         };
         self.writer.write_block(&block.into_block()).map_err(other).map(drop)
     }
 
-    fn add(&mut self, link: LinkType) -> io::Result<usize> {
-        let block = InterfaceDescriptionBlock {
-            linktype: DataLink::from(link.0),
-            snaplen: 0,
-            options: vec![InterfaceDescriptionOption::IfTsResol(9)],
-        };
+    /// Begins an interface of this link type, with a limit of bytes (0 for none) and perhaps a name
+    /// and a comment. Error: the file cannot be written to.
+    pub fn describe(
+        &mut self,
+        link: LinkType,
+        snaplen: u32,
+        named: Option<(&str, &str)>,
+    ) -> io::Result<usize> {
+        let mut options = vec![InterfaceDescriptionOption::IfTsResol(9)];
+        if let Some((name, comment)) = named {
+            options.push(InterfaceDescriptionOption::IfName(name.into()));
+            options.push(InterfaceDescriptionOption::Comment(comment.into()));
+        }
+        let linktype = DataLink::from(link.0);
+        let block = InterfaceDescriptionBlock { linktype, snaplen, options };
         self.writer.write_block(&block.into_block()).map_err(other)?;
         self.links.push(link);
         Ok(self.links.len() - 1)
+    }
+
+    /// Writes what the first interface received and dropped in all, with a comment. Error: the file
+    /// cannot be written to.
+    pub fn statistics(&mut self, received: u64, dropped: u64, comment: &str) -> io::Result<()> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let block = InterfaceStatisticsBlock {
+            interface_id: 0,
+            timestamp: u64::try_from(now.as_nanos()).unwrap_or(u64::MAX),
+            options: vec![
+                InterfaceStatisticsOption::IsbIfRecv(received),
+                InterfaceStatisticsOption::IsbIfDrop(dropped),
+                InterfaceStatisticsOption::Comment(comment.into()),
+            ],
+        };
+        self.writer.write_block(&block.into_block()).map_err(other).map(drop)
     }
 
     /// Hands the buffered bytes to the kernel. Error: the file cannot be written to.

@@ -72,7 +72,7 @@ fn number(text: &str) -> Option<u32> {
     value.filter(|value| *value <= 0xff_ffff)
 }
 
-fn qpn(text: &str) -> Result<u32, String> {
+pub(crate) fn qpn(text: &str) -> Result<u32, String> {
     number(text).ok_or_else(|| "a queue pair is 0 to 16777215, or 0x0 to 0xffffff".to_owned())
 }
 

@@ -4,37 +4,51 @@ use std::fmt;
 
 /// Rows of cells. Columns are as wide as their widest cell; the last one is not filled up.
 #[derive(Debug, Default)]
-pub(super) struct Columns {
+pub(crate) struct Columns {
     rows: Vec<Vec<String>>,
     /// Columns from this one on are aligned right, but for the last.
     numbers_from: usize,
+    /// The least widths.
+    least: Vec<usize>,
 }
 
 impl Columns {
     /// Rows of text.
-    pub(super) fn of_text() -> Self {
-        Self { rows: Vec::new(), numbers_from: usize::MAX }
+    pub(crate) fn of_text() -> Self {
+        Self { numbers_from: usize::MAX, ..Self::default() }
     }
 
     /// Rows that begin with text, and go on with numbers below a head.
-    pub(super) fn of_numbers(head: &[&str]) -> Self {
+    pub(crate) fn of_numbers(head: &[&str]) -> Self {
         let rows = vec![head.iter().map(|&word| word.to_owned()).collect()];
-        Self { rows, numbers_from: 1 }
+        Self { rows, numbers_from: 1, least: Vec::new() }
     }
 
-    pub(super) fn push(&mut self, row: Vec<String>) {
+    pub(crate) fn push(&mut self, row: Vec<String>) {
         self.rows.push(row);
+    }
+
+    /// Has columns at least as wide as these.
+    pub(crate) fn at_least(&mut self, widths: &[usize]) {
+        widths.clone_into(&mut self.least);
+    }
+
+    /// The widths of the columns.
+    pub(crate) fn widths(&self) -> Vec<usize> {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            let widest = cells.map(|cell| cell.chars().count()).max().unwrap_or(0);
+            widest.max(self.least.get(column).copied().unwrap_or(0))
+        };
+        (0..columns).map(width).collect()
     }
 }
 
 impl fmt::Display for Columns {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let width = |column: usize| {
-            let cells = self.rows.iter().filter_map(|row| row.get(column));
-            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-        };
-        let widths: Vec<usize> = (0..columns).map(width).collect();
+        let widths = self.widths();
+        let columns = widths.len();
         for (n, row) in self.rows.iter().enumerate() {
             let mut line = String::new();
             for (column, cell) in row.iter().enumerate() {

@@ -79,7 +79,7 @@ pub(super) fn look(name: &str, probe: Option<IpAddr>) -> Result<Live, String> {
 }
 
 /// The file of a namespace.
-fn place_of(name: &str) -> PathBuf {
+pub(crate) fn place_of(name: &str) -> PathBuf {
     if name.bytes().all(|byte| byte.is_ascii_digit()) {
         format!("/proc/{name}/ns/net").into()
     } else if name.contains('/') {
@@ -87,6 +87,13 @@ fn place_of(name: &str) -> PathBuf {
     } else {
         Path::new("/run/netns").join(name)
     }
+}
+
+/// The host's end of the first interface of a container that has one in this namespace.
+pub(crate) fn host_end(name: &str) -> Option<String> {
+    let own = Netns::open(&place_of(name)).ok()?;
+    let host = Netns::open(Path::new("/proc/self/ns/net")).ok()?;
+    pairs(&own, &host).ok()?.into_iter().next().map(|pair| pair.outer)
 }
 
 /// A veth of a container and its host end.

@@ -18,6 +18,9 @@ const USUAL: u32 = 1024;
 /// one of that size has passed; else 0.
 pub type Unanswered = u32;
 
+/// The part of the default ACK timeouts from which on a device without a processor is named.
+const STARVED_US: u64 = 50_000;
+
 /// The payload of the largest packets of messages of `size` bytes, if none of them has passed.
 #[must_use]
 pub fn unanswered(size: usize, mtu: Option<Mtu>, passed: bool) -> Unanswered {
@@ -154,12 +157,25 @@ fn silence(
             "{peer} answered on UDP/4791, but not one packet with {unanswered} bytes of payload has passed: a link between has a \
              smaller MTU than those of both ends, as a bridge's port may: try -m {USUAL}, or raise it; or its program has ended"
         )
+    } else if let Some(time) = starved(counters) {
+        format!(
+            "{peer} did not answer in time on UDP/4791, and {} ms of that time this side was not driven, as its process got \
+             no processor: give both sides more of it, or a longer ACK timeout (-u 18 of perf); or the peer's program has ended",
+            time.as_millis()
+        )
     } else {
         format!(
             "{peer} stopped answering on UDP/4791: its program has ended, or the firewall between lets packets through \
              in one direction only, or no longer"
         )
     }
+}
+
+/// How long this side was not driven while it waited for a peer that it gave up.
+fn starved(counters: &DeviceCounters) -> Option<Duration> {
+    let transport = &counters.transport;
+    let us = transport.retry_exceeded_undriven_us.checked_div(transport.retry_exceeded_err)?;
+    (us >= STARVED_US).then(|| Duration::from_micros(us))
 }
 
 /// The translation between, if a peer reports another address than that by which it is seen.
@@ -207,6 +223,11 @@ mod tests {
         assert!(explained(&c).contains("dropped 5 for wrong source"), "{}", explained(&c));
         c.transport.rcvd_pkts = 9;
         assert!(explained(&c).contains("stopped answering"), "{}", explained(&c));
+        (c.transport.retry_exceeded_err, c.transport.retry_exceeded_undriven_us) = (2, 99_000);
+        assert!(explained(&c).contains("stopped answering"), "{}", explained(&c));
+        c.transport.retry_exceeded_undriven_us = 800_000;
+        let starved = explained(&c);
+        assert!(starved.contains("400 ms") && starved.contains("-u 18"), "{starved}");
         for received in [0, 9] {
             c.port.rx_datagrams = received;
             let text = at(&c, 4096);

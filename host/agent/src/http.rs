@@ -43,10 +43,10 @@ pub(crate) enum Listening {
 }
 
 impl Listening {
-    /// At an address, or at a path that begins with a slash, in the place of a socket that an
-    /// earlier agent left. Error: another process listens there, or there is no such address or
-    /// directory.
-    pub(crate) async fn at(place: &str) -> io::Result<Self> {
+    /// At an address, or at a path that begins with a slash: with this mode, and in the place of a
+    /// socket that an earlier agent left. Error: another process listens there, or there is no such
+    /// address or directory.
+    pub(crate) async fn at(place: &str, mode: u32) -> io::Result<Self> {
         if !place.starts_with('/') {
             let address: SocketAddr = place.parse().map_err(io::Error::other)?;
             return TcpListener::bind(address).await.map(Self::Tcp);
@@ -58,8 +58,7 @@ impl Listening {
             }
             bound => bound?,
         };
-        // Who may enter the directory may ask.
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
         std::fs::set_permissions(place, mode)?;
         Ok(Self::Unix(listener))
     }

@@ -81,8 +81,7 @@ impl ContainerFacts {
 }
 
 fn device(name: &str, sum: &Sum) -> Value {
-    let counters = COUNTERS.iter().zip(sum.counters);
-    let counters: BTreeMap<&str, u64> = counters.map(|((name, _), count)| (*name, count)).collect();
+    let counters: BTreeMap<&str, u64> = sum.counters.iter().collect();
     let objects: BTreeMap<&str, u64> = OBJECTS.into_iter().zip(sum.objects).collect();
     let open = sum.open.iter().flat_map(|(backend, reasons)| {
         reasons.iter().map(move |why| json!({ "backend": backend, "why": why }))
@@ -110,6 +109,8 @@ fn queue_pair(qp: &QueuePair) -> Value {
         "received_bytes": qp.received[1],
         "repeated_packets": qp.repeated,
         "receiver_not_ready": qp.not_ready,
+        "sent_requests": qp.requests[0],
+        "received_requests": qp.requests[1],
     })
 }
 
@@ -189,7 +190,7 @@ impl Facts {
             let mut family = family(to, &name, help, MetricType::Counter)?;
             for (container, device, sum) in self.devices() {
                 let labels = [("container", container), ("device", device)];
-                family.counter(&labels, sum.counters[at])?;
+                family.counter(&labels, sum.counters.0[at])?;
             }
         }
         let help = "Objects of open devices";

@@ -101,12 +101,10 @@ fn has_port(known: &Known) -> bool {
 /// Removes the state, sockets that a killed agent left, and the directories if nothing else is
 /// there.
 fn remove_files(config: &Config) {
-    let control = control::path(&config.state);
-    for socket in
-        [&config.socket, &guard::path(&config.socket), &page::path(&config.socket), &control]
-    {
-        remove_left(socket);
-    }
+    let (socket, state) = (&config.socket, &config.state);
+    let beside = [guard::path(socket), page::path(socket)];
+    let of_root = [control::path(state), control::stat_path(state)];
+    [socket].into_iter().chain(&beside).chain(&of_root).for_each(|socket| remove_left(socket));
     for file in [config.state.clone(), Pages::path(&config.state)] {
         let _ = fs::remove_file(file.with_extension("new"));
         let _ = fs::remove_file(file);

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use rocinante_netdev::handed::page::{self, COUNTERS, OBJECTS, PAGES_MAX, QueuePair};
+use rocinante_netdev::handed::page::{self, Counts as Counters, OBJECTS, PAGES_MAX, QueuePair};
 use tokio::sync::Notify;
 
 use self::file::Kept;
@@ -32,9 +32,6 @@ const DEVICES_MAX: usize = 16;
 const OTHER: &str = "other";
 /// Backends as they are named; another name is [`OTHER`].
 const BACKENDS: [&str; 4] = ["udp", "packet", "afxdp", "sim"];
-
-/// The values of a page, in the order of [`COUNTERS`].
-pub(crate) type Counters = [u64; COUNTERS.len()];
 
 /// All pages.
 #[derive(Debug)]
@@ -318,7 +315,7 @@ impl Container {
         let backend = BACKENDS.into_iter().find(|it| *it == head.backend).unwrap_or(OTHER);
         device.now = Some(Now { backend, why: head.why, objects });
         let mut changed = false;
-        for (last, now) in device.counters.iter_mut().zip(counters) {
+        for (last, now) in device.counters.0.iter_mut().zip(counters.0) {
             changed |= now > *last;
             *last = now.max(*last);
         }
@@ -332,7 +329,7 @@ impl Container {
         };
         slot.into_iter().for_each(|slot| self.leave(slot));
         let Some(name) = name else { return };
-        add(self.past.entry(name).or_default(), &counters);
+        self.past.entry(name).or_default().add(&counters);
     }
 
     fn sums(&self, with_queue_pairs: bool) -> BTreeMap<String, Sum> {
@@ -344,7 +341,7 @@ impl Container {
         for device in self.devices.values() {
             let Some(name) = &device.name else { continue };
             let sum = sums.entry(name.clone()).or_default();
-            add(&mut sum.counters, &device.counters);
+            sum.counters.add(&device.counters);
             let (Some(now), Some(page)) = (&device.now, &device.page) else { continue };
             add(&mut sum.objects, &now.objects);
             sum.open.entry(now.backend).or_default().push(now.why.clone());

@@ -164,8 +164,8 @@ fn start(config: &Config, file: Option<&Path>) -> Result<(), AgentError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         // And one each for the kernel's announcements, the sums of the log, a command, the
-        // configuration, a scrape, the end of a page, and what programs hold.
-        .max_blocking_threads(WORKED_MAX + SEARCHES_MAX + 7)
+        // configuration, a scrape and one of root's, the end of a page, and what programs hold.
+        .max_blocking_threads(WORKED_MAX + SEARCHES_MAX + 8)
         .thread_keep_alive(WORKER_IDLE)
         .build()
         .map_err(|e| AgentError::os("cannot start", &e, ""))?;
@@ -187,6 +187,11 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
     for port in held {
         tokio::spawn(outlive(Arc::clone(&agent), port));
     }
+    let config = agent.containers.config();
+    let of_root = control::stat_path(&config.state).to_string_lossy().into_owned();
+    metrics(&agent, &of_root, 0o600).await;
+    // Who may enter the directory may ask.
+    metrics(&agent, &config.metrics, 0o666).await;
     let _ = sd_notify::notify(&[NotifyState::Ready]);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "serves");
     let hear = tokio::spawn(hear(Arc::clone(&agent), watch));
@@ -220,7 +225,6 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
         .await;
     });
     let holds = tokio::spawn(holds(Arc::clone(&agent)));
-    tokio::spawn(metrics(Arc::clone(&agent)));
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
@@ -260,14 +264,16 @@ async fn holds(agent: Arc<Agent>) {
     }
 }
 
-/// Serves metrics, if the configuration says where.
-async fn metrics(agent: Arc<Agent>) {
-    let place = agent.containers.config().metrics.clone();
+/// Serves metrics from now on at a place, a socket of this mode if it is a path. Empty: nowhere.
+async fn metrics(agent: &Arc<Agent>, place: &str, mode: u32) {
     if place.is_empty() {
         return;
     }
-    match Listening::at(&place).await {
-        Ok(listening) => http::serve(listening, move |details| agent.facts(details)).await,
+    let agent = Arc::clone(agent);
+    match Listening::at(place, mode).await {
+        Ok(listening) => {
+            tokio::spawn(http::serve(listening, move |details| agent.facts(details)));
+        }
         // Ports are more important.
         Err(error) => tracing::error!("no metrics are served at {place}: {error}"),
     }

@@ -11,6 +11,7 @@
 //!
 //! Linux 6.2 gives UDP super-packets to such sockets. Whether the running kernel does is tried.
 
+mod capture;
 mod filter;
 mod handing;
 mod open;
@@ -31,6 +32,7 @@ use crate::frames::{FrameIo, FramePort, State};
 use crate::kernel::ethtool::Segmentation;
 use crate::port::contract::{PathId, PortRuns, PortStats, Runs, RxDatagram, TxFailure, TxSlot};
 use crate::tuning::packet::IP_IDS_MIN;
+pub use capture::{Capture, Captured, Direction};
 pub use handing::keep_again;
 pub(crate) use handing::{assemble_from, open_for_another, ring_bytes};
 use ring::PacketRing;

@@ -30,7 +30,9 @@ use crate::kernel::rights;
 /// The version of the layout.
 pub const VERSION: u64 = 1;
 /// Bytes of a page. Only those that are written take memory.
-pub const BYTES: usize = ROWS_AT + ROWS_MAX * ROW_BYTES;
+pub const BYTES: usize = REQUESTS_AT + ROWS_MAX * 8;
+/// The bytes of one of an agent of before, which has no requests of queue pairs.
+const BYTES_MIN: usize = REQUESTS_AT;
 /// The most queue pairs of all shards together.
 pub const ROWS_MAX: usize = 4096;
 /// The most shards.
@@ -43,13 +45,15 @@ const ROW_BYTES: usize = 64;
 const SECTION_BYTES: usize = 512;
 const SECTIONS_AT: usize = 1024;
 const ROWS_AT: usize = SECTIONS_AT + SHARDS_MAX * SECTION_BYTES;
+/// A word for each row: requests sent, and in the upper half requests received.
+const REQUESTS_AT: usize = ROWS_AT + ROWS_MAX * ROW_BYTES;
 
 /// Words of the head.
 mod head {
     pub(super) const VERSION: usize = 0;
     pub(super) const SEQUENCE: usize = 1;
     pub(super) const SHARDS: usize = 2;
-    /// The number of counters: a later version has more behind those of this one.
+    /// The number of counters. Another release has fewer, or more behind those of this one.
     pub(super) const COUNTERS: usize = 3;
     pub(super) const DEVICE: std::ops::Range<usize> = 8..16;
     pub(super) const BACKEND: std::ops::Range<usize> = 16..18;
@@ -71,8 +75,8 @@ const _: () = assert!(head::END * 8 <= SECTIONS_AT);
 const _: () = assert!(section::COUNTERS + COUNTERS.len() <= section::END);
 
 /// The counters, in the order of a page: the kernel's names for those of a port and of a driver,
-/// each with its meaning. New ones come last.
-pub const COUNTERS: [(&str, &str); 30] = [
+/// then own ones, each with its meaning. New ones come last. Names of drops begin with [`DROP`].
+pub const COUNTERS: [(&str, &str); 51] = [
     ("port_xmit_data", "Bytes sent, in words of four"),
     ("port_rcv_data", "Bytes received, in words of four"),
     ("port_xmit_packets", "Packets sent"),
@@ -103,7 +107,54 @@ pub const COUNTERS: [(&str, &str); 30] = [
     ("resp_remote_access_errors", "Requests refused for a key, range or permission"),
     ("rx_icrc_encapsulated", "Packets with a wrong checksum of the transport"),
     ("retrans_pkts", "Packets sent again"),
+    ("sent_requests", "Send requests that succeeded"),
+    ("rcvd_requests", "Messages of peers that were executed"),
+    ("undriven_us", "Microseconds by which deadlines were met late: no processor drove the device"),
+    ("drop_malformed", "Packets dropped: not RoCEv2"),
+    ("drop_unknown_opcode", "Packets dropped: a reserved opcode"),
+    ("drop_version", "Packets dropped: another version of the transport header"),
+    ("drop_unknown_qpn", "Packets dropped: no such queue pair, or it does not receive"),
+    ("drop_pkey", "Packets dropped: another partition key"),
+    ("drop_wrong_source", "Packets dropped: not from the connected peer"),
+    ("drop_wrong_service", "Packets dropped: of another service than the queue pair's"),
+    ("drop_ghost_response", "Packets dropped: a response to nothing"),
+    ("drop_bad_syndrome", "Packets dropped: a reserved syndrome"),
+    ("drop_stale_duplicate", "Packets dropped: a duplicate that cannot be answered any more"),
+    ("drop_out_of_sequence", "Packets dropped: a request behind a gap"),
+    ("drop_incomplete", "Packets dropped: the rest of an unreliable message was lost"),
+    ("drop_no_receive", "Packets dropped: no receive for an unreliable message"),
+    ("drop_too_long", "Packets dropped: an unreliable message longer than its receive"),
+    ("drop_unknown_group", "Packets dropped: to a group without a queue pair"),
+    ("drop_qkey", "Packets dropped: another Q_Key"),
+    ("drop_unasked_answer", "Packets dropped: an answer to no question of recognition"),
+    ("drop_too_many_questions", "Packets dropped: too many questions of recognition"),
 ];
+
+/// A value for each of [`COUNTERS`], in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counts(pub [u64; COUNTERS.len()]);
+
+impl Default for Counts {
+    fn default() -> Self {
+        Self([0; COUNTERS.len()])
+    }
+}
+
+impl Counts {
+    /// Adds others.
+    pub fn add(&mut self, more: &Self) {
+        let both = self.0.iter_mut().zip(more.0);
+        both.for_each(|(sum, more)| *sum = sum.saturating_add(more));
+    }
+
+    /// The names with their values.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        COUNTERS.iter().map(|(name, _)| *name).zip(self.0)
+    }
+}
+
+/// The beginning of the names of counters of dropped packets.
+pub const DROP: &str = "drop_";
 
 /// The objects of a device, in the order of a page, as rdma-resource(8) names them.
 pub const OBJECTS: [&str; 5] = ["pd", "cq", "srq", "qp", "mr"];
@@ -144,6 +195,8 @@ pub struct QueuePair {
     pub repeated: u32,
     /// Receiver-not-ready NAKs received, modulo 2^32.
     pub not_ready: u32,
+    /// Requests sent that succeeded, and messages received that were executed, modulo 2^32.
+    pub requests: [u32; 2],
 }
 
 /// The socket for pages of an agent whose socket is at `socket`.
@@ -205,10 +258,14 @@ pub fn receive(from: impl AsFd) -> io::Result<(Page, Option<Seat>)> {
     let answer: Answer = serde_json::from_slice(&bytes[..count])?;
     let mut descriptors = descriptors.into_iter().filter(|_| answer.version == super::VERSION);
     let page = descriptors.next().ok_or_else(invalid)?;
-    let page = Page::of_fd(page.as_fd(), answer.bytes)?;
+    let page = Page::of_fd(page, answer.bytes)?;
     let seat = |LedgerAnswer { bytes, slot }| {
         let ledger = descriptors.next().filter(|_| slot < PAGES_MAX).ok_or_else(invalid)?;
-        Ok::<_, io::Error>(Seat { ledger: Ledger::of_fd(ledger.as_fd(), bytes)?, slot })
+        Ok::<_, io::Error>(Seat {
+            ledger: Ledger::of_fd(ledger.as_fd(), bytes)?,
+            slot,
+            _file: ledger,
+        })
     };
     Ok((page, answer.ledger.map(seat).transpose()?))
 }
@@ -238,6 +295,10 @@ pub fn asked(from: impl AsFd) -> io::Result<Ask> {
 pub fn make() -> io::Result<OwnedFd> {
     memory_file(c"rocinante-page", BYTES)
 }
+
+/// The names of pages and ledgers below `/proc/PID/fd`: processes of the same user find them there.
+pub const LINKS: [&str; 2] =
+    ["/memfd:rocinante-page (deleted)", "/memfd:rocinante-ledger (deleted)"];
 
 /// Hands a page over, and a ledger with the slot of the device if it asked for one, without
 /// waiting. Error: the kernel's: the program has gone.

@@ -77,6 +77,12 @@ pub(super) struct PagePlace {
 }
 
 impl PagePlace {
+    /// With a page of its own, where no agent is.
+    pub(super) fn own(&self) {
+        let page = Page::own().ok().map(Arc::new);
+        *self.page.lock().unwrap_or_else(PoisonError::into_inner) = page;
+    }
+
     /// The page, unless it is just being changed.
     pub(super) fn get(&self) -> Option<Arc<Page>> {
         self.page.try_lock().ok()?.clone()

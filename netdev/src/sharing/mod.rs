@@ -129,6 +129,9 @@ impl Slots {
         // First, since neighbours wait for one that has joined.
         let page = Arc::<PagePlace>::default();
         let publishes = AgentLink::for_page(&page);
+        if publishes.is_none() {
+            page.own();
+        }
         // Every process joins in this order, and takes several locks in it.
         let mut sorted = addresses.to_vec();
         sorted.sort_unstable();
@@ -159,8 +162,8 @@ impl Slots {
         self.count
     }
 
-    /// The page in which this device publishes what it has counted, if an agent has handed one
-    /// over.
+    /// The page in which this device publishes what it has counted: of an agent, once it has
+    /// handed one over, and its own where none is.
     #[must_use]
     pub fn page(&self) -> Option<Arc<Page>> {
         self.page.get()

@@ -16,6 +16,8 @@ pub(crate) struct Tally {
     local_ack_timeout_err: Cell<u32>,
     rcvd_seq_err: Cell<u32>,
     rcvd_rnr_err: Cell<u32>,
+    sent_requests: Cell<u32>,
+    rcvd_requests: Cell<u32>,
 }
 
 fn add(cell: &Cell<u64>, count: u64) {
@@ -56,6 +58,20 @@ impl Tally {
         add(&self.rcvd_bytes, payload as u64);
     }
 
+    /// `count` send requests succeeded.
+    #[inline]
+    pub(crate) fn retired(&self, counters: &mut Counters, count: u32) {
+        counters.sent_requests += u64::from(count);
+        self.sent_requests.set(self.sent_requests.get().wrapping_add(count));
+    }
+
+    /// A message of the peer was executed.
+    #[inline]
+    pub(crate) fn executed(&self, counters: &mut Counters) {
+        counters.rcvd_requests += 1;
+        bump(&self.rcvd_requests);
+    }
+
     /// The ACK timeout expired.
     pub(crate) fn timed_out(&self, counters: &mut Counters) {
         counters.local_ack_timeout_err += 1;
@@ -84,6 +100,8 @@ impl Tally {
             local_ack_timeout_err: self.local_ack_timeout_err.get().into(),
             rcvd_seq_err: self.rcvd_seq_err.get().into(),
             rcvd_rnr_err: self.rcvd_rnr_err.get().into(),
+            sent_requests: self.sent_requests.get().into(),
+            rcvd_requests: self.rcvd_requests.get().into(),
         }
     }
 }
@@ -95,4 +113,4 @@ impl fmt::Debug for Tally {
 }
 
 /// The size in each queue pair, no more.
-const _: () = assert!(size_of::<Tally>() == 48);
+const _: () = assert!(size_of::<Tally>() == 56);

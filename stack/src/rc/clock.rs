@@ -25,12 +25,22 @@ pub(super) struct Clock {
     /// A NAK came since something was acknowledged. Its sender stays silent until the packet that
     /// it misses arrives.
     pub(super) nak_seen: bool,
+    /// The engine's microseconds without a driver before the first of the timeouts in a row, modulo
+    /// 2^32.
+    undriven_us: u32,
 }
 
 impl Default for Clock {
     fn default() -> Self {
         let never = Time::NEVER;
-        Self { ack_timeout: never, tail_probe: never, pacing: never, probes: 0, nak_seen: false }
+        Self {
+            ack_timeout: never,
+            tail_probe: never,
+            pacing: never,
+            probes: 0,
+            nak_seen: false,
+            undriven_us: 0,
+        }
     }
 }
 
@@ -207,8 +217,14 @@ impl Qp {
             return;
         }
         self.core.tally.timed_out(&mut shared.counters);
+        if self.retry_left == self.core.attr.retry_cnt.unwrap_or(0) {
+            self.clock.undriven_us = shared.undriven_us_before as u32;
+        }
         if self.retry_left == 0 {
             shared.counters.retry_exceeded_err += 1;
+            let undriven = shared.counters.undriven_us as u32;
+            let undriven = undriven.wrapping_sub(self.clock.undriven_us);
+            shared.counters.retry_exceeded_undriven_us += u64::from(undriven);
             if let Some(peer) = self.core.peer() {
                 shared.contacts.gave_up(peer.remote);
             }

@@ -69,6 +69,7 @@ impl Qp {
         host: &mut H,
     ) {
         let mut receives = self.core.receives(&mut shared.srqs);
+        let before = self.responder.messages();
         let outcome = self.responder.request(packet, &mut receives, host);
         let respond = match outcome {
             Outcome::Done => {
@@ -76,6 +77,9 @@ impl Qp {
                     self.received(&received, shared, host);
                 }
                 self.core.tally.accepted(&mut shared.counters, packet.payload().len());
+                if self.responder.messages() != before {
+                    self.core.tally.executed(&mut shared.counters);
+                }
                 true
             }
             Outcome::Duplicate { respond } => {

@@ -177,7 +177,7 @@ impl Qp {
                 shared.peers.executed(self.params.peer, &oldest.op, oldest.len);
             }
         }
-        self.retire(to, host);
+        self.retire(to, shared, host);
         self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
         self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
         let asked = !self.clock.has_not_asked();
@@ -200,7 +200,7 @@ impl Qp {
 
     /// Completes the oldest requests whose packets are all before `to`.
     #[inline(always)]
-    pub(super) fn retire<H: Completions>(&mut self, to: Seq, host: &mut H) {
+    pub(super) fn retire<H: Completions>(&mut self, to: Seq, shared: &mut Shared, host: &mut H) {
         let mut retired = 0;
         while !self.core.sq.is_empty() {
             let (head, wqe) = (self.core.sq.head, self.core.sq.get(self.core.sq.head));
@@ -211,6 +211,7 @@ impl Qp {
             retired += 1;
         }
         if retired > 0 {
+            self.core.tally.retired(&mut shared.counters, retired);
             host.send_retired(self.core.init.cookie, retired);
         }
     }

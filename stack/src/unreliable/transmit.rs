@@ -78,6 +78,7 @@ impl Qp {
         if wqe.op.is_local() {
             self.core.run_local(index, host).map_err(Stop::Fault)?;
             self.core.retire_send(host);
+            self.core.tally.retired(&mut shared.counters, 1);
             return Ok(true);
         }
         let psn = self.next;
@@ -119,6 +120,7 @@ impl Qp {
         self.next += 1;
         if ends {
             self.core.retire_send(host);
+            self.core.tally.retired(&mut shared.counters, 1);
         }
         Ok(ends)
     }

@@ -100,6 +100,9 @@ impl Qp {
             Outcome::Placed => {
                 let done = receives.done;
                 self.core.tally.accepted(&mut shared.counters, packet.payload().len());
+                if packet.info.place.ends() {
+                    self.core.tally.executed(&mut shared.counters);
+                }
                 if let Some(received) = done {
                     self.core.complete_recv(&received, host);
                 }

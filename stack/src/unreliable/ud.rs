@@ -63,6 +63,7 @@ impl Qp {
         };
         receives.complete(received);
         self.core.tally.accepted(&mut shared.counters, payload.len());
+        self.core.tally.executed(&mut shared.counters);
         self.core.complete_recv(&received, host);
     }
 }

@@ -59,6 +59,37 @@ fn the_timeout_counts_from_when_the_packet_left() {
     assert_eq!(solo.end.engine.counters().local_ack_timeout_err, 2);
 }
 
+/// A side that gets no processor while it waits counts that time of those that it gave up alone.
+#[test]
+fn a_side_that_was_not_driven_while_it_waited_says_for_how_long() {
+    let mut solo = Solo::new(&Setup { retry_cnt: 2, ..Setup::script() });
+    let late = |solo: &Solo| {
+        let counters = solo.end.engine.counters();
+        (counters.undriven_us, counters.retry_exceeded_undriven_us)
+    };
+    let ms = 1_000_000;
+    // An answer comes after a stall: that connection goes on.
+    solo.send(1, 10);
+    solo.sent();
+    solo.wait(TIMEOUT_14 + 30 * ms);
+    solo.sent();
+    assert_eq!(late(&solo), (30_000, 0));
+    solo.receive_ack(0);
+    solo.wait(0);
+    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
+    // Of three timeouts two are met late, one by too little to count.
+    solo.send(2, 10);
+    solo.sent();
+    for stall in [100 * ms, ms / 2, 200 * ms] {
+        solo.wait(TIMEOUT_14 + stall);
+        solo.sent();
+    }
+    assert_eq!(solo.completed(), [(2, WcStatus::RetryExcErr)]);
+    let (all, (sum, given_up)) = (330_000, late(&solo));
+    // The timers may be due a little early.
+    assert!((all..all + 1000).contains(&sum) && sum - given_up == 30_000, "{sum} {given_up}");
+}
+
 /// Only the packets written at that time have left late.
 #[test]
 fn what_was_under_way_before_gains_nothing_by_a_late_packet() {

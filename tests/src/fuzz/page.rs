@@ -45,7 +45,7 @@ pub(super) fn run(data: &[u8]) {
     (0..shards).for_each(|shard| publish(&page, &head, shard, shard as u64));
     let all = read(&file).expect("published");
     assert_eq!((all.head, queue_pairs(&file).len()), (head, shards));
-    assert_eq!(all.counters[0], (0..shards as u64).sum::<u64>());
+    assert_eq!(all.counters.0[0], (0..shards as u64).sum::<u64>());
 }
 
 fn write(file: &File, at: u64, value: u64) {
@@ -65,6 +65,7 @@ fn publish(page: &Page, head: &Head, shard: usize, count: u64) {
             received: [count; 2],
             repeated: 1,
             not_ready: 2,
+            requests: [3, 4],
         };
         section.row(0, Some(&qp));
         section.rows_end(1);

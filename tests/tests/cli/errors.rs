@@ -1,6 +1,8 @@
 //! Each error has its cause and its remedy.
 
 use super::{Addresses, Running, rocinante, run, words};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use rocinante_tests::unique;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
@@ -162,6 +164,32 @@ fn a_killed_side_is_missed_by_the_other() {
             assert!(waited < Duration::from_secs(10), "{test}: {waited:?}: {}", bereaved.err);
         }
     }
+}
+
+/// The peer stops for good, and this side for a part of the time in which it waits.
+#[test]
+fn a_side_that_got_no_processor_while_it_waited_says_so() {
+    let addresses = Addresses::new();
+    let server = addresses.serve("perf write-lat");
+    let line = addresses.client_line("perf write-lat -D 60 --json");
+    let mut client = Running::start(&mut rocinante(words(&line)));
+    client.says(" write-lat ");
+    std::thread::sleep(Duration::from_millis(200));
+    let to = |side: &Running, signal| {
+        kill(Pid::from_raw(side.child.id().cast_signed()), signal).unwrap();
+    };
+    to(&server, Signal::SIGSTOP);
+    std::thread::sleep(Duration::from_millis(20));
+    to(&client, Signal::SIGSTOP);
+    std::thread::sleep(Duration::from_millis(300));
+    to(&client, Signal::SIGCONT);
+    let client = client.finish();
+    to(&server, Signal::SIGCONT);
+    let client = client.failed(1, &["ms of that time this side was not driven", "-u 18"]);
+    let words: Vec<&str> = client.err.split(' ').collect();
+    let at = words.windows(3).position(|it| it == ["ms", "of", "that"]).unwrap();
+    let ms: u64 = words[at - 1].parse().unwrap();
+    assert!((150..10_000).contains(&ms), "{}", client.err);
 }
 
 #[test]

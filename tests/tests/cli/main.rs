@@ -6,6 +6,7 @@ mod schema;
 mod agreement;
 mod bench;
 mod black_hole;
+mod capture;
 mod cm_bench;
 mod compare;
 mod confined;
@@ -31,6 +32,7 @@ mod rates;
 mod rping;
 mod run;
 mod shared;
+mod stat;
 mod surroundings;
 mod ways;
 
@@ -39,7 +41,7 @@ use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use rocinante_lab::Container;
+use rocinante_lab::{Container, Lab};
 use rocinante_tests::running::{Done, Running};
 use rocinante_tests::unique;
 
@@ -51,6 +53,13 @@ fn rocinante<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
 fn start_command(container: &Container, command: &mut Command) -> Running {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     Running::of(container.spawn(command).unwrap())
+}
+
+/// Starts a command line on the host of a lab.
+fn start_on_host(lab: &Lab, line: &str) -> Running {
+    let mut command = rocinante(words(line));
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    Running::of(lab.host().spawn(&mut command).unwrap())
 }
 
 /// Starts a command line in a container.

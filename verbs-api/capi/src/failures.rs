@@ -92,6 +92,17 @@ fn silence(peer: &str, counters: &DeviceCounters) -> String {
              another sender, between?",
             dropped.join(", ")
         )
+    } else if let Some(us @ 50_000..) = counters
+        .transport
+        .retry_exceeded_undriven_us
+        .checked_div(counters.transport.retry_exceeded_err)
+    {
+        format!(
+            "{peer} did not answer in time, and {} ms of that time this process got no processor \
+             to drive its device: give both sides more of it, or the queue pair a longer timeout \
+             (ibv_qp_attr::timeout, perftest's -u: 18)",
+            us / 1000
+        )
     } else {
         format!(
             "{peer} answers no longer: its program has ended, its queue pair is in the error \

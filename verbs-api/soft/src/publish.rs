@@ -4,12 +4,14 @@
 use std::sync::Arc;
 
 use rocinante_netdev::Slots;
-use rocinante_netdev::handed::page::{Head, OBJECTS, QueuePair};
+use rocinante_netdev::handed::page::{DROP, Head, OBJECTS, QueuePair};
+use rocinante_stack::stats::Counters;
 use rocinante_stack::types::{Qpn, Time};
 
 use super::device::counted;
 use super::events::Events;
 use super::shard::Shard;
+use crate::model::device::DeviceCounters;
 use crate::tuning::pages::{EVERY_NS, ROWS_EACH};
 
 /// The shards' way to the page of their device.
@@ -99,11 +101,11 @@ impl Shard {
     fn publish_rows(&mut self, count: usize) {
         let Some(publisher) = self.turns.publisher.clone() else { return };
         let Some(page) = publisher.slots.page() else { return };
-        let (counters, objects) = (counted(self).of_kernel(), self.objects());
+        let (all, objects) = (counted(self), self.objects());
         let Self { engine, host, turns, .. } = self;
         page.publish(&publisher.head, turns.shard, |section| {
             section.objects(objects);
-            section.counters(counters.map(|(_, _, count)| count));
+            section.counters(of_page(&all).map(|(_, _, count)| count));
             let end = host.qps.end().min(section.rows());
             section.rows_end(end);
             if turns.row >= end {
@@ -119,6 +121,21 @@ impl Shard {
     }
 }
 
+/// The counters of a page: beginning and end of the name of each, and its value. A signal handler
+/// may ask: nothing is allocated.
+fn of_page(all: &DeviceCounters) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+    let kernel = all.of_kernel().into_iter().map(|(_, name, count)| ("", name, count));
+    let Counters { sent_requests, rcvd_requests, undriven_us, .. } = all.transport;
+    let own = [
+        ("", "sent_requests", sent_requests),
+        ("", "rcvd_requests", rcvd_requests),
+        ("", "undriven_us", undriven_us),
+    ];
+    // The kernel has a name for a wrong ICRC.
+    let drops = all.drops.iter().filter(|(reason, _)| *reason != "icrc");
+    kernel.chain(own).chain(drops.map(|(reason, count)| (DROP, reason, count)))
+}
+
 fn row_of(engine: &rocinante_stack::Engine, qpn: Qpn) -> Option<QueuePair> {
     let (state, attr, init) = engine.query_qp(qpn)?;
     let counters = engine.qp_counters(qpn)?;
@@ -131,6 +148,7 @@ fn row_of(engine: &rocinante_stack::Engine, qpn: Qpn) -> Option<QueuePair> {
         received: [counters.rcvd_pkts, counters.rcvd_bytes],
         repeated: counters.retransmitted_pkts as u32,
         not_ready: counters.rcvd_rnr_err as u32,
+        requests: [counters.sent_requests as u32, counters.rcvd_requests as u32],
     })
 }
 
@@ -144,7 +162,9 @@ mod tests {
     /// A page has numbers in the place of names.
     #[test]
     fn the_numbers_of_a_page_are_those_of_its_names() {
-        let names = DeviceCounters::default().of_kernel().map(|(_, name, _)| name);
+        let all = DeviceCounters::default();
+        let names = super::of_page(&all).map(|(first, rest, _)| format!("{first}{rest}"));
+        let names: Vec<String> = names.collect();
         assert_eq!(names, COUNTERS.map(|(name, _)| name));
         use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
         for state in [Reset, Init, Rtr, Rts, Sqd, Sqe, Err] {

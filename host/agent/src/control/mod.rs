@@ -32,6 +32,12 @@ pub(crate) const SOCKET: &str = "control.sock";
 /// section 5), and a veth has no more.
 pub const MTU: RangeInclusive<u32> = 1280..=65_535;
 
+/// The path of root's socket for metrics and facts over HTTP, of an agent with this state.
+#[must_use]
+pub fn stat_path(state: &Path) -> PathBuf {
+    state.with_file_name("stat.sock")
+}
+
 /// The path of the socket, of an agent with the default configuration.
 pub const DEFAULT: &str = "/run/rocinante-agent/control.sock";
 

@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use rocinante_netdev::handed::page::{NO_LIMIT, Usage};
+use rocinante_netdev::handed::page::{self, NO_LIMIT, Usage};
 
 use super::*;
 use crate::control::{PortStatus, Waited};
@@ -15,7 +15,7 @@ fn facts() -> Facts {
         waited: Waited::default(),
     };
     let sum = |count, backend| Sum {
-        counters: [count; COUNTERS.len()],
+        counters: page::Counts([count; COUNTERS.len()]),
         objects: [count; OBJECTS.len()],
         open: BTreeMap::from([(backend, vec!["it is \"so\"".to_owned(); 2])]),
         queue_pairs: Vec::new(),

@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use rocinante_netdev::handed::page::{Amounts, COUNTERS, NO_LIMIT, RESOURCES, Usage};
+use rocinante_netdev::handed::page::{Amounts, NO_LIMIT, RESOURCES, Usage};
 use serde::{Deserialize, Serialize};
 
 use super::quota::Quota;
@@ -103,9 +103,9 @@ impl CountersFile {
 
 impl Kept {
     pub(super) fn of(host_end: u32, container: &Container) -> Self {
-        let past = container.past.iter().map(|(name, it)| (name.clone(), it.to_vec())).collect();
+        let past = container.past.iter().map(|(name, it)| (name.clone(), it.0.to_vec())).collect();
         let kept = |device: &Device| {
-            let (key, counters) = (device.key, device.counters.to_vec());
+            let (key, counters) = (device.key, device.counters.0.to_vec());
             Some(KeptDevice { key, name: device.name.clone()?, counters })
         };
         let devices = container.devices.values().filter_map(kept).collect();
@@ -135,7 +135,7 @@ impl From<Kept> for Container {
 }
 
 fn all(counts: &[u64]) -> Counters {
-    let mut all = [0; COUNTERS.len()];
-    all.iter_mut().zip(counts).for_each(|(to, from)| *to = *from);
+    let mut all = Counters::default();
+    all.0.iter_mut().zip(counts).for_each(|(to, from)| *to = *from);
     all
 }

@@ -89,8 +89,8 @@ impl World {
         sums.flat_map(|sums| {
             let name = sums.name;
             sums.devices.into_iter().map(move |(device, sum)| {
-                assert!(sum.counters.iter().all(|count| *count == sum.counters[0]));
-                (name.clone(), device, sum.counters[0])
+                assert!(sum.counters.iter().all(|(_, count)| count == sum.counters.0[0]));
+                (name.clone(), device, sum.counters.0[0])
             })
         })
         .collect()
@@ -103,7 +103,7 @@ impl Program {
         let head = Head { device, backend, why: "v0 is a veth".into(), shards: 1 };
         self.page.publish(&head, 0, |section| {
             section.objects([count as usize; OBJECTS.len()]);
-            section.counters([count; COUNTERS.len()]);
+            section.counters([count; page::COUNTERS.len()]);
         });
     }
 }

@@ -99,6 +99,7 @@ impl Devices {
                         received: [3, 4],
                         repeated: 5,
                         not_ready: 6,
+                        requests: [7, 8],
                     };
                     section.row(row as usize, Some(&qp));
                 }

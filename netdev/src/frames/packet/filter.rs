@@ -19,6 +19,7 @@ const JEQ: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
 const JGE: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
 const JSET: u16 = 0x45; // BPF_JMP | BPF_JSET | BPF_K
 const SUBTRACT: u16 = 0x14; // BPF_ALU | BPF_SUB | BPF_K
+const AND: u16 = 0x54; // BPF_ALU | BPF_AND | BPF_K
 const RET: u16 = 0x06; // BPF_RET | BPF_K
 
 const ALL: u32 = u32::MAX;
@@ -46,6 +47,70 @@ pub(super) fn program(addresses: &[IpAddr], shards: Shards) -> Vec<sock_filter> 
     ipv4(&mut code, addresses, shards);
     ipv6(&mut code, addresses, shards);
     code.0
+}
+
+/// The datagrams of one queue pair in one direction, as a capture sees them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Direction {
+    /// The address of the queue pair's peer.
+    pub peer: IpAddr,
+    /// Whether they come from the peer, and not go to it.
+    pub from_peer: bool,
+    /// The queue pair that they are for.
+    pub to_qpn: u32,
+}
+
+/// The program for whole UDP datagrams to port 4791: all, or those in one of these directions.
+pub(super) fn of_directions(directions: &[Direction]) -> Vec<sock_filter> {
+    let mut code = Program::default();
+    for (ether_type, is_v4) in [(0x0800, true), (0x86dd, false)] {
+        let mut body = Program::default();
+        // Where protocol, port, addresses and BTH are.
+        let (protocol, port, [source, destination], bth) =
+            if is_v4 { (23, 36, [26, 30], 42) } else { (20, 56, [22, 38], 62) };
+        if is_v4 {
+            body.load(LD_BYTE, 14);
+            body.require(0x45);
+            body.load(LD_HALF, 20);
+            body.push(JSET, 0x3fff, 0, 1); // more fragments, or an offset
+            body.push(RET, NOTHING, 0, 0);
+        }
+        body.load(LD_BYTE, protocol);
+        body.require(libc::IPPROTO_UDP as u32);
+        body.load(LD_HALF, port);
+        body.require(u32::from(ROCE_PORT));
+        if directions.is_empty() {
+            body.push(RET, ALL, 0, 0);
+        }
+        for direction in directions.iter().filter(|it| it.peer.is_ipv4() == is_v4) {
+            let at = if direction.from_peer { source } else { destination };
+            let words = words_of(direction.peer);
+            let rest = words.len() as u8;
+            for (nth, word) in words.into_iter().enumerate() {
+                body.load(LD_WORD, at + 4 * nth as u32);
+                // Past the loads and tests that follow, and the four of the number.
+                body.push(JEQ, word, 0, 2 * (rest - 1 - nth as u8) + 4);
+            }
+            body.load(LD_WORD, bth + 4);
+            body.push(AND, 0xff_ffff, 0, 0);
+            body.push(JEQ, direction.to_qpn, 0, 1);
+            body.push(RET, ALL, 0, 0);
+        }
+        body.push(RET, NOTHING, 0, 0);
+        code.branch(ether_type, body);
+    }
+    code.push(RET, NOTHING, 0, 0);
+    code.0
+}
+
+/// The words of an address.
+fn words_of(address: IpAddr) -> Vec<u32> {
+    match address {
+        IpAddr::V4(address) => vec![address.to_bits()],
+        IpAddr::V6(address) => {
+            (0..4).rev().map(|n| (address.to_bits() >> (32 * n)) as u32).collect()
+        }
+    }
 }
 
 fn ipv4(code: &mut Program, addresses: &[IpAddr], shards: Shards) {
@@ -183,6 +248,7 @@ mod tests {
                 LD_BYTE => loaded = byte(0),
                 LD_LEN => loaded = Some(frame.len() as u32),
                 SUBTRACT => loaded = Some(a.wrapping_sub(f.k)),
+                AND => loaded = Some(a & f.k),
                 JGE => jump = usize::from(if a >= f.k { f.jt } else { f.jf }),
                 JEQ => jump = usize::from(if a == f.k { f.jt } else { f.jf }),
                 JSET => jump = usize::from(if a & f.k != 0 { f.jt } else { f.jf }),
@@ -260,6 +326,45 @@ mod tests {
 
     fn own_v6() -> IpAddr {
         own()[1]
+    }
+
+    #[test]
+    fn a_capture_takes_both_directions_of_a_queue_pair_alone() {
+        for (us, peer, other) in
+            [("10.9.0.1", "10.9.0.2", "10.9.0.3"), ("fd09::1", "fd09::2", "fd09::1:2")]
+        {
+            let at = if us.contains(':') { 62 } else { 42 };
+            let taken = |program: &[sock_filter], from: &str, to: &str, qpn: u32| {
+                let mut frame = frame(from, to, MAC);
+                // The upper byte of the word is reserved.
+                frame[at + 4..at + 8].copy_from_slice(&(qpn | 0xa5 << 24).to_be_bytes());
+                run(program, &frame, false) == ALL
+            };
+            let of = |from_peer, to_qpn| Direction {
+                peer: peer.parse().expect("an address"),
+                from_peer,
+                to_qpn,
+            };
+            let one = of_directions(&[of(true, 0x11), of(false, 0x123_456)]);
+            assert!(taken(&one, peer, us, 0x11) && taken(&one, us, peer, 0x123_456));
+            for (from, to, qpn) in [
+                (peer, us, 0x12),
+                (peer, us, 0x123_456),
+                (us, peer, 0x11),
+                (other, us, 0x11),
+                (us, other, 0x123_456),
+            ] {
+                assert!(!taken(&one, from, to, qpn), "{from} {to} {qpn:#x}");
+            }
+            let all = of_directions(&[]);
+            assert!(taken(&all, other, us, 7));
+            for program in [&one, &all] {
+                let mut other_port = frame(peer, us, MAC);
+                other_port[at - 5] ^= 1;
+                assert_eq!(run(program, &other_port, false), 0);
+                assert_eq!(run(program, &other_port[..30], false), 0, "cut off");
+            }
+        }
     }
 
     #[test]

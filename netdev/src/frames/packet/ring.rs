@@ -66,6 +66,8 @@ pub(super) struct RxFrame<'a> {
     pub(super) bytes: &'a [u8],
     /// Whether the frame was not truncated.
     pub(super) whole: bool,
+    /// Seconds and nanoseconds since 1970, when the kernel took it.
+    pub(super) time: (u32, u32),
 }
 
 /// The ring, read in order.

@@ -100,7 +100,7 @@ mod tests {
     ) -> (Vec<(usize, RxIpId)>, PortStats) {
         let mut counters = PortStats::default();
         let mut got = Vec::new();
-        let frame = RxFrame { vnet: &vnet, bytes, whole };
+        let frame = RxFrame { vnet: &vnet, bytes, whole, time: (0, 0) };
         let count = deliver(frame, &mut counters, &mut |d| {
             assert_eq!((d.src_port, d.tos), (49999, Some(0x2a)));
             got.push((d.payload.len(), d.ip_id));

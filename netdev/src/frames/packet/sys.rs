@@ -359,6 +359,7 @@ impl RingMap {
             vnet: slot.get(mac.wrapping_sub(VNET_LEN)..mac)?.first_chunk()?,
             bytes: slot.get(mac..mac.checked_add(header.tp_snaplen as usize)?)?,
             whole: header.tp_snaplen == header.tp_len,
+            time: (header.tp_sec, header.tp_nsec),
         })
     }
 

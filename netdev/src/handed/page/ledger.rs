@@ -5,6 +5,7 @@
 //! Each process of the container can write each number at any time. It harms its container alone:
 //! no number leads to memory, and no sum wraps.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,6 +60,11 @@ impl Ledger {
         ledger.put(PEAKS_AT, &from.peak);
         ledger.put(EVENTS_AT, &from.events);
         Ok((file, ledger))
+    }
+
+    /// That of another process's descriptor, opened for reading and writing. Error: it is none.
+    pub fn open(file: &File) -> io::Result<Self> {
+        Self::of_fd(file.as_fd(), BYTES)
     }
 
     pub(super) fn of_fd(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
@@ -135,6 +141,8 @@ fn exceeded(sum: &Amounts, wanted: &Amounts, limits: &Amounts) -> Option<Exceede
 pub struct Seat {
     pub(super) ledger: Ledger,
     pub(super) slot: usize,
+    /// Other processes of the user find the ledger by this descriptor.
+    pub(super) _file: OwnedFd,
 }
 
 /// A charge was refused.
@@ -178,7 +186,7 @@ impl Account {
     #[doc(hidden)]
     pub fn sit_alone(&self) -> io::Result<Ledger> {
         let (file, ledger) = Ledger::make(&Usage::default())?;
-        self.sit(Seat { ledger: Ledger::of_fd(file.as_fd(), BYTES)?, slot: 0 });
+        self.sit(Seat { ledger: Ledger::of_fd(file.as_fd(), BYTES)?, slot: 0, _file: file });
         Ok(ledger)
     }
 
@@ -210,7 +218,7 @@ impl Account {
         let Some(mut inner) = self.lock() else { return };
         let (held, seat) = &mut *inner;
         *held = minus(held, amounts);
-        if let Some(Seat { ledger, slot }) = seat {
+        if let Some(Seat { ledger, slot, .. }) = seat {
             ledger.put(slot_at(*slot), held);
         }
     }
@@ -221,7 +229,7 @@ impl Seat {
     /// One that finds too much takes its charge back and tries again: without the other's attempt
     /// there may be room. An attempt that cannot succeed is never seen by others.
     fn charge(&self, held: &Amounts, after: &Amounts, wanted: &Amounts) -> Result<(), Exceeded> {
-        let Self { ledger, slot } = self;
+        let Self { ledger, slot, .. } = self;
         let at = slot_at(*slot);
         let mut refused = None;
         for attempt in 0..ATTEMPTS {
@@ -261,7 +269,8 @@ mod tests {
         let accounts = [0, 1].map(|slot| {
             let account = Account::default();
             let ledger = Ledger::of_fd(file.as_fd(), BYTES).expect("it is one");
-            account.sit(Seat { ledger, slot });
+            let _file = file.try_clone().expect("a copy");
+            account.sit(Seat { ledger, slot, _file });
             account
         });
         (ledger, accounts)
@@ -308,7 +317,8 @@ mod tests {
         one.charge(&[1, 2, 3]).expect("no limit");
         for (slot, account) in [(0, &unseated), (PAGES_MAX - 1, &one)] {
             let ledger = Ledger::of_fd(file.as_fd(), BYTES).expect("it is one");
-            account.sit(Seat { ledger, slot });
+            let _file = file.try_clone().expect("a copy");
+            account.sit(Seat { ledger, slot, _file });
         }
         assert_eq!(second.usage().current, [2, 7, 10]);
         one.refund(&[1, 2, 3]);

@@ -1,5 +1,5 @@
-//! The agent's side: reads a page, of which any process of the container may have written each
-//! byte, at any time.
+//! The reader's side, an agent's or a process of the same user: a page of which any process of the
+//! container may have written each byte, at any time.
 
 use std::fs::File;
 use std::net::{IpAddr, Ipv6Addr};
@@ -7,8 +7,8 @@ use std::os::unix::fs::FileExt as _;
 
 use super::sequence::consistent;
 use super::{
-    COUNTERS, Head, OBJECTS, QueuePair, ROW_BYTES, ROWS_AT, SECTION_BYTES, SECTIONS_AT, SERVICES,
-    SHARDS_MAX, STATES, VERSION, head, rows_of, section,
+    Counts, Head, OBJECTS, QueuePair, REQUESTS_AT, ROW_BYTES, ROWS_AT, SECTION_BYTES, SECTIONS_AT,
+    SERVICES, SHARDS_MAX, STATES, VERSION, head, rows_of, section,
 };
 
 /// A page at one moment.
@@ -18,8 +18,8 @@ pub struct Reading {
     pub head: Head,
     /// The objects of all shards, in the order of [`OBJECTS`].
     pub objects: [u64; OBJECTS.len()],
-    /// The counters of all shards, in the order of [`COUNTERS`].
-    pub counters: [u64; COUNTERS.len()],
+    /// The counters of all shards, in the order of [`COUNTERS`](super::COUNTERS).
+    pub counters: Counts,
 }
 
 /// Reads a page without its queue pairs. `None` if nothing is published, a part is being written
@@ -33,7 +33,7 @@ pub fn read(page: &File) -> Option<Reading> {
         let (words, _) = read_section(page, shard, |_| Some(()))?;
         let objects = reading.objects.iter_mut().zip(&words[section::OBJECTS..]);
         objects.for_each(|(sum, more)| add(sum, *more));
-        let counters = reading.counters.iter_mut().zip(&words[section::COUNTERS..]);
+        let counters = reading.counters.0.iter_mut().zip(&words[section::COUNTERS..]);
         counters.for_each(|(sum, more)| add(sum, *more));
     }
     Some(reading)
@@ -49,21 +49,26 @@ pub fn queue_pairs(page: &File) -> Vec<QueuePair> {
             let used = usize::try_from(words[section::ROWS]).unwrap_or(count).min(count);
             let mut bytes = vec![0; used * ROW_BYTES];
             page.read_exact_at(&mut bytes, (ROWS_AT + first * ROW_BYTES) as u64).ok()?;
-            Some(bytes)
+            let mut requests = vec![0; used * 8];
+            // A page of an agent of before has none.
+            let _ = page.read_exact_at(&mut requests, (REQUESTS_AT + first * 8) as u64);
+            Some((bytes, requests))
         })
     };
     let read = (0..head.shards).filter_map(rows);
-    read.flat_map(|(_, bytes)| bytes.chunks_exact(ROW_BYTES).filter_map(row).collect::<Vec<_>>())
-        .collect()
+    let rows = |(bytes, requests): (Vec<u8>, Vec<u8>)| -> Vec<QueuePair> {
+        let both = bytes.chunks_exact(ROW_BYTES).zip(requests.chunks_exact(8));
+        both.filter_map(|(bytes, requests)| row(bytes, requests)).collect()
+    };
+    read.flat_map(|(_, both)| rows(both)).collect()
 }
 
 fn read_head(page: &File) -> Option<Head> {
     let read = || -> Option<[u64; head::END]> { words(page, 0) };
     let words = consistent(|| Some(read()?[head::SEQUENCE]), read)?;
     let shards = usize::try_from(words[head::SHARDS]).ok()?;
-    let is_known = words[head::VERSION] == VERSION
-        && words[head::COUNTERS] >= COUNTERS.len() as u64
-        && (1..=SHARDS_MAX).contains(&shards);
+    // Counters that a program of before does not know are zero.
+    let is_known = words[head::VERSION] == VERSION && (1..=SHARDS_MAX).contains(&shards);
     is_known.then(|| Head {
         device: text(&words[head::DEVICE]),
         backend: text(&words[head::BACKEND]),
@@ -105,11 +110,12 @@ fn text(words: &[u64]) -> String {
     String::from_utf8_lossy(&bytes[..end]).chars().map(plain).collect()
 }
 
-fn row(bytes: &[u8]) -> Option<QueuePair> {
+fn row(bytes: &[u8], requests: &[u8]) -> Option<QueuePair> {
     let word = |at: usize| -> Option<u64> {
         Some(u64::from_ne_bytes(bytes.get(at * 8..at * 8 + 8)?.try_into().ok()?))
     };
     let halves = |word: u64| [word as u32, (word >> 32) as u32];
+    let requests = halves(u64::from_ne_bytes(requests.try_into().ok()?));
     let [own, peer] = halves(word(0)?);
     let (state, service) = ((own >> 24) as u8, (peer >> 24) as u8);
     let is_one = service & 0x80 != 0;
@@ -128,5 +134,6 @@ fn row(bytes: &[u8]) -> Option<QueuePair> {
         received: [word(5)?, word(6)?],
         repeated,
         not_ready,
+        requests,
     })
 }

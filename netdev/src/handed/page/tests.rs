@@ -17,7 +17,7 @@ fn pair() -> [OwnedFd; 2] {
 /// A page as a program and the agent have it.
 fn page() -> (Page, File) {
     let made = make().expect("a page");
-    (Page::of_fd(made.as_fd(), BYTES).expect("it is one"), made.into())
+    (Page::of_fd(made.try_clone().expect("a copy"), BYTES).expect("it is one"), made.into())
 }
 
 fn head(shards: usize) -> Head {
@@ -36,6 +36,7 @@ fn queue_pair(number: u32) -> QueuePair {
         received: [many + 3, many + 4],
         repeated: number + 5,
         not_ready: u32::MAX - number,
+        requests: [number + 6, u32::MAX - 1 - number],
     }
 }
 
@@ -63,7 +64,7 @@ fn what_each_shard_publishes_is_read() {
         let all = shards as u64;
         assert_eq!(read.objects, [all, 2 * all, 3 * all, 4 * all, sum]);
         let counted = |(nth, count): (u64, &u64)| *count == nth * 1000 * all + sum;
-        assert!((0..).zip(&read.counters).all(counted), "{:?}", read.counters);
+        assert!((0..).zip(&read.counters.0).all(counted), "{:?}", read.counters);
         assert_eq!(queue_pairs(&file), published);
         // A queue pair goes, and another one comes in the place of the last.
         page.publish(&head, shards - 1, |section| {
@@ -235,9 +236,9 @@ fn a_reader_gets_what_was_written_at_one_time() {
         let mut last = 0;
         for _ in 0..20_000 {
             let Some(read) = read(&file) else { continue };
-            assert!(read.counters.iter().all(|count| *count == read.counters[0]), "{read:?}");
-            assert!(read.counters[0] >= last);
-            last = read.counters[0];
+            assert!(read.counters.0.iter().all(|count| *count == read.counters.0[0]), "{read:?}");
+            assert!(read.counters.0[0] >= last);
+            last = read.counters.0[0];
             if let [one, other] = queue_pairs(&file)[..] {
                 assert_eq!(one, other);
             }
@@ -253,4 +254,28 @@ fn a_child_of_fork_writes_nothing() {
     page.process ^= 1;
     page.publish(&head(1), 0, |_| panic!("it is another process's"));
     assert_eq!(read(&file).expect("published").objects, [1; 5]);
+}
+
+/// An agent of before makes a shorter page, and a program of before has fewer counters.
+#[test]
+fn a_page_of_another_release_is_read() {
+    if cfg!(miri) {
+        return;
+    }
+    let made = memory_file(c"test", BYTES_MIN).expect("a file");
+    let page = Page::of_fd(made.try_clone().expect("a copy"), BYTES_MIN).expect("it is one");
+    page.publish(&head(1), 0, |section| {
+        section.counters([7; 30]);
+        section.row(0, Some(&queue_pair(5)));
+        section.rows_end(1);
+    });
+    let file = File::from(made);
+    file.write_all_at(&30_u64.to_ne_bytes(), 8 * head::COUNTERS as u64).expect("written");
+    let counters = read(&file).expect("published").counters.0;
+    assert!(counters[..30].iter().all(|it| *it == 7) && counters[30..].iter().all(|it| *it == 0));
+    assert_eq!(queue_pairs(&file), [QueuePair { requests: [0; 2], ..queue_pair(5) }]);
+    let longer = memory_file(c"test", BYTES + 4096).expect("a file");
+    Page::of_fd(longer, BYTES + 4096).expect("a later agent's");
+    let shorter = memory_file(c"test", BYTES_MIN - 8).expect("a file");
+    Page::of_fd(shorter, BYTES_MIN - 8).expect_err("no page");
 }

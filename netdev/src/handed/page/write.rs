@@ -2,13 +2,13 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::sequence::under;
 use super::{
-    BYTES, Head, OBJECTS, QueuePair, ROW_BYTES, ROWS_AT, SECTION_BYTES, SECTIONS_AT, SHARDS_MAX,
-    VERSION, head, rows_of, section,
+    BYTES, BYTES_MIN, Head, OBJECTS, QueuePair, REQUESTS_AT, ROW_BYTES, ROWS_AT, SECTION_BYTES,
+    SECTIONS_AT, SHARDS_MAX, VERSION, head, rows_of, section,
 };
 use crate::frames::xdp::{SharedWords, is_memory_file};
 
@@ -16,6 +16,8 @@ use crate::frames::xdp::{SharedWords, is_memory_file};
 #[derive(Debug)]
 pub struct Page {
     words: SharedWords,
+    /// Other processes of the user find it by this descriptor.
+    _file: OwnedFd,
     /// A child of fork(2) has the memory, too, and writes nothing there.
     pub(super) process: u32,
     has_head: AtomicBool,
@@ -26,16 +28,24 @@ pub struct Page {
 pub struct Section<'a> {
     words: &'a [AtomicU64],
     rows: &'a [AtomicU64],
+    /// Empty in a page of an agent of before.
+    requests: &'a [AtomicU64],
 }
 
 impl Page {
+    /// One that no agent made, for processes of the same user. Error: no descriptor or no memory.
+    pub(crate) fn own() -> io::Result<Self> {
+        Self::of_fd(super::make()?, BYTES)
+    }
+
     /// Maps a page of `bytes` bytes. Error: it is none, or could shrink; or there is no memory.
-    pub(super) fn of_fd(page: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
-        if bytes < BYTES || !is_memory_file(page, bytes) {
+    pub(super) fn of_fd(page: OwnedFd, bytes: usize) -> io::Result<Self> {
+        if bytes < BYTES_MIN || !is_memory_file(page.as_fd(), bytes) {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        let words = SharedWords::of_fd(page, BYTES)?;
-        Ok(Self { words, process: std::process::id(), has_head: AtomicBool::new(false) })
+        let words = SharedWords::of_fd(page.as_fd(), bytes.min(BYTES))?;
+        let (process, has_head) = (std::process::id(), AtomicBool::new(false));
+        Ok(Self { words, _file: page, process, has_head })
     }
 
     /// Publishes a shard's part. One thread at a time does so for a shard.
@@ -53,6 +63,7 @@ impl Page {
         let section = Section {
             words: &words[at..at + section::END],
             rows: &words[rows..rows + count * (ROW_BYTES / 8)],
+            requests: words.get(REQUESTS_AT / 8 + first..).unwrap_or_default(),
         };
         under(&section.words[section::SEQUENCE], || write(&section));
     }
@@ -112,6 +123,10 @@ impl Section<'_> {
     pub fn row(&self, row: usize, of: Option<&QueuePair>) {
         const WORDS: usize = ROW_BYTES / 8;
         let Some(words) = self.rows.get(row * WORDS..(row + 1) * WORDS) else { return };
+        let requests = of.map_or([0; 2], |qp| qp.requests).map(u64::from);
+        if let Some(word) = self.requests.get(row) {
+            set(word, requests[0] | requests[1] << 32);
+        }
         let Some(qp) = of else { return words.iter().for_each(|word| set(word, 0)) };
         let address = match qp.peer {
             None => 0,

@@ -33,7 +33,7 @@ impl Qp {
                 Plan::Burst(permit) => self.send_burst(now, &permit, quantum, shared, host, sink),
                 Plan::Request(request) => self.send_request(&request, quantum, shared, host, sink),
                 Plan::Lost(packet) => self.send_lost(now, &packet, quantum, shared, host, sink),
-                Plan::Local => match self.execute(host) {
+                Plan::Local => match self.execute(shared, host) {
                     Err(status) if self.fault(status, shared, host) => return TurnEnd::Idle,
                     _ => continue,
                 },
@@ -66,10 +66,14 @@ impl Qp {
 
     /// Executes the request under the cursor, which concerns this side only.
     #[inline(never)]
-    fn execute<H: Memory + Completions>(&mut self, host: &mut H) -> Result<(), WcStatus> {
+    fn execute<H: Memory + Completions>(
+        &mut self,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Result<(), WcStatus> {
         self.core.run_local(self.requester.cursor(), host)?;
         self.requester.executed();
-        self.retire(self.requester.snd_una(), host);
+        self.retire(self.requester.snd_una(), shared, host);
         Ok(())
     }
 

@@ -338,6 +338,12 @@ impl Responder {
         }
     }
 
+    /// The number of messages that were executed, modulo 2^24.
+    #[inline]
+    pub(in crate::rc) fn messages(&self) -> u32 {
+        self.msn
+    }
+
     fn finish(&mut self) {
         self.msn = (self.msn + 1) & 0xff_ffff;
     }

@@ -1,0 +1,282 @@
+//! `rocinante capture`: what a container, or one of its queue pairs, sends and receives, as the
+//! packets of a wire in a pcapng file.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use rocinante_netdev::{Capture, Direction, Interface};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::decode::check::pieces;
+use crate::decode::file::Frame;
+use crate::decode::frame::{LinkType, roce_datagram};
+use crate::decode::rewrite::Rewriter;
+use crate::ending;
+use crate::output::{Failure, Kind, Output, Result};
+use crate::policy::live;
+use crate::stat::{self, Container, QueuePair, Source};
+
+const PROGRAM: &str = "rocinante capture";
+/// Ethernet, by tcpdump.org/linktypes.html.
+const ETHERNET: LinkType = LinkType(1);
+/// Queue pairs that the comment of a file names.
+const NAMED_MAX: usize = 64;
+/// Frames between two looks at signals and the clock.
+const BURST: usize = 256;
+
+/// Capture what a container sends and receives, or one of its queue pairs, into a pcapng file
+///
+/// Taken at the host's end of its interface, whatever its backend, of UDP port 4791. Super-packets
+/// are cut into the packets that a wire would carry. Comments of the file name the container, its
+/// queue pairs and their peers, and what the kernel dropped because this command was too slow.
+///
+/// Exit status: 0 after --seconds, 1 if there is no such container or queue pair, or the file
+/// cannot be written, 2 if the command line makes no sense, 128 plus its number for a signal. The
+/// file is whole in each case but that it cannot be written: then it is removed.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The host's end of its interface, or, of an agent's, four characters at least of its engine's
+    /// name for it; a process in it, or a name of `ip netns`; or an interface of this namespace
+    container: String,
+    /// Only this queue pair, decimal or `0x`: packets to it, and those to its peer's
+    #[arg(long, value_parser = crate::decode::select::qpn)]
+    qp: Option<u32>,
+    /// The file
+    #[arg(short = 'w', long = "write", value_name = "FILE")]
+    file: PathBuf,
+    /// End after this time [default: at a signal]
+    #[arg(long, value_parser = crate::perf::interval::seconds)]
+    seconds: Option<Duration>,
+    /// Keep this number of bytes of each packet, from the Ethernet header on [default: all]
+    #[arg(short, long, value_parser = clap::value_parser!(u32).range(64..=65_535))]
+    snap: Option<u32>,
+    /// Where the agent serves metrics, as of `rocinante stat`
+    #[arg(long, value_name = "PLACE")]
+    agent: Option<String>,
+}
+
+/// What is captured.
+struct Target {
+    interface: Interface,
+    container: Container,
+}
+
+/// Runs the command.
+#[must_use]
+pub fn run(args: &Args) -> ExitCode {
+    let out = Output { json: false };
+    ending::begin(PROGRAM, out, false);
+    let _attentive = ending::attentive();
+    match capture(args, out) {
+        Ok(()) => {
+            ending::forget();
+            ExitCode::SUCCESS
+        }
+        Err(failure) => out.end::<serde_json::Value>(PROGRAM, &Err(failure)),
+    }
+}
+
+fn capture(args: &Args, out: Output) -> Result {
+    let target = target(args)?;
+    let name = &target.interface.name;
+    let directions = match args.qp {
+        Some(qpn) => directions(&target.container, qpn)?.to_vec(),
+        None => Vec::new(),
+    };
+    let mut from = Capture::open(target.interface.index, &directions).map_err(|error| {
+        let hint = match error.raw_os_error() {
+            Some(libc::EPERM) => ": be root, or have CAP_NET_RAW",
+            _ => "",
+        };
+        Failure::Failed(format!("cannot capture at {name}: {error}{hint}"))
+    })?;
+    let unwritable = |error: std::io::Error| {
+        if fs::symlink_metadata(&args.file).is_ok_and(|file| file.is_file()) {
+            let _ = fs::remove_file(&args.file);
+        }
+        Failure::Failed(format!("{} cannot be written: {error}", args.file.display()))
+    };
+    let to = Rewriter::create(&args.file, std::path::Path::new("/dev/null"));
+    let mut to = to.map_err(|error| {
+        Failure::Failed(format!("{} cannot be written: {error}", args.file.display()))
+    })?;
+    let comment = comment(&target.container, args.qp);
+    to.describe(ETHERNET, args.snap.unwrap_or(0), Some((name, &comment))).map_err(unwritable)?;
+    out.note(format_args!("{PROGRAM}: {comment}, at {name}"));
+    let (begun, mut ended, mut packets) = (Instant::now(), Ok(()), 0);
+    while args.seconds.is_none_or(|seconds| begun.elapsed() < seconds) {
+        ended = ending::check_signal();
+        if ended.is_err() {
+            break;
+        }
+        let mut taken = 0;
+        while taken < BURST {
+            let wrote = from.next(|it| write(&mut to, it.time, it.bytes, args.snap));
+            let Some(wrote) = wrote else { break };
+            packets += wrote.map_err(unwritable)?;
+            taken += 1;
+        }
+        if taken < BURST {
+            to.flush().map_err(unwritable)?;
+            let left = args.seconds.map_or(ending::LOOK, |all| all.saturating_sub(begun.elapsed()));
+            wait(&from, left.min(ending::LOOK));
+        }
+    }
+    let dropped = from.dropped();
+    let lost = format!("the kernel dropped {dropped} frames, because {PROGRAM} was too slow");
+    to.statistics(packets, dropped, &lost).map_err(unwritable)?;
+    to.flush().map_err(unwritable)?;
+    out.note(format_args!("{PROGRAM}: {packets} packets in {}; {lost}", args.file.display()));
+    ended
+}
+
+/// Writes the packets of a frame; returns their number.
+fn write(
+    to: &mut Rewriter,
+    time: Duration,
+    bytes: &[u8],
+    snap: Option<u32>,
+) -> std::io::Result<u64> {
+    let time_ns = i128::try_from(time.as_nanos()).ok();
+    let frame = Frame { number: 0, time_ns, link: ETHERNET, data: bytes };
+    // The filter takes nothing else.
+    let Ok(Some(datagram)) = roce_datagram(ETHERNET, bytes) else { return Ok(0) };
+    let pieces = pieces(&datagram);
+    for piece in &pieces {
+        to.write_up_to(&frame, &datagram, piece, snap)?;
+    }
+    Ok(pieces.len() as u64)
+}
+
+/// Waits for frames.
+fn wait(from: &Capture, limit: Duration) {
+    let limit = Timespec::try_from(limit).unwrap_or_default();
+    // An error comes again at the next look, which is at a signal.
+    let _ = poll(&mut [PollFd::from_borrowed_fd(from.as_fd(), PollFlags::IN)], Some(&limit));
+}
+
+/// The container and its interface. Error: there is none of this name.
+fn target(args: &Args) -> Result<Target> {
+    let name = &args.container;
+    let source = Source::of(args.agent.as_deref())?;
+    let known = source.look(Some(name), true);
+    if let (Source::Agent(_), Ok(moment)) = (&source, &known)
+        && let Some(container) = moment.containers.first()
+    {
+        let interface = by_name(&container.name)?;
+        return Ok(Target { interface, container: container.clone() });
+    }
+    // Its pages, whether or not an agent knows it.
+    let pages = Source::Pages.look(Some(name), true).map(|it| it.containers.into_iter().next());
+    let pages = pages.ok().flatten().unwrap_or_else(|| Container::called(name));
+    match live::host_end(name) {
+        Some(end) => Ok(Target { interface: by_name(&end)?, container: pages }),
+        None => {
+            let interface = by_name(name)?;
+            // Which of them is behind it nothing says but the number of a queue pair.
+            let all = args.qp.and_then(|_| Source::Pages.look(None, true).ok());
+            let all = all.map(|it| it.containers).unwrap_or_default();
+            let container = stat::Container::of_all(name, all);
+            Ok(Target { interface, container })
+        }
+    }
+}
+
+fn by_name(name: &str) -> Result<Interface> {
+    Interface::by_name(name).map_err(|error| {
+        Failure::Of(
+            Kind::Device,
+            format!("no container and no interface is called {name}: {error}"),
+        )
+    })
+}
+
+/// Both directions of a queue pair. Error: there is none of this number, or it has no peer; or
+/// there are several.
+fn directions(container: &Container, qpn: u32) -> Result<[Direction; 2]> {
+    let found = container.queue_pairs.iter().filter(|((_, number), _)| *number == qpn);
+    let found: Vec<&QueuePair> = found.map(|(_, qp)| qp).collect();
+    let name = &container.name;
+    let lists = format!("`rocinante stat --qps {name}` lists them");
+    let [qp] = found[..] else {
+        let text = match found.len() {
+            0 => format!("{name} has no queue pair {qpn}: {lists}"),
+            count => {
+                format!("{count} queue pairs are {qpn}: name their container, not an interface")
+            }
+        };
+        return Err(Failure::Failed(text));
+    };
+    let Some(peer) = qp.peer else {
+        let text = format!("queue pair {qpn} has no peer: capture all of {name}, without --qp");
+        return Err(Failure::Failed(text));
+    };
+    Ok([
+        Direction { peer, from_peer: true, to_qpn: qpn },
+        Direction { peer, from_peer: false, to_qpn: qp.peer_number },
+    ])
+}
+
+/// The container with its queue pairs and their peers, or one of them.
+fn comment(container: &Container, qp: Option<u32>) -> String {
+    let Container { name, id, queue_pairs, .. } = container;
+    let id = id.as_ref().map(|id| format!(" ({id})")).unwrap_or_default();
+    let wanted = queue_pairs.iter().filter(|((_, number), _)| qp.is_none_or(|qp| qp == *number));
+    let all = wanted.clone().count();
+    let named = wanted.take(NAMED_MAX).map(|((_, number), it)| {
+        let QueuePair { peer, peer_number, service, .. } = it;
+        match peer {
+            Some(peer) => {
+                format!(", queue pair {number} ({service}) with {peer} queue pair {peer_number}")
+            }
+            None => format!(", queue pair {number} ({service})"),
+        }
+    });
+    let named: String = named.collect();
+    let more = all.saturating_sub(NAMED_MAX);
+    let more = if more > 0 { format!(", and {more} more queue pairs") } else { String::new() };
+    format!("container {name}{id}{named}{more}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn container(pairs: &[(&str, u32, Option<&str>)]) -> Container {
+        let mut it = Container::called("veth0");
+        for (device, number, peer) in pairs {
+            let peer = peer.map(|peer| peer.parse().expect("an address"));
+            let qp = QueuePair { peer, peer_number: 9, service: "RC".into(), ..Default::default() };
+            it.queue_pairs.insert(((*device).to_owned(), *number), qp);
+        }
+        it
+    }
+
+    #[test]
+    fn a_queue_pair_is_the_only_one_of_its_number_and_has_a_peer() {
+        let all = container(&[
+            ("a", 5, Some("10.0.0.2")),
+            ("a", 6, None),
+            ("a", 7, Some("fd00::1")),
+            ("b", 7, None),
+        ]);
+        let [from, to] = directions(&all, 5).expect("it is there");
+        assert_eq!((from.from_peer, from.to_qpn, to.from_peer, to.to_qpn), (true, 5, false, 9));
+        for (number, why) in [(4, "no queue pair 4"), (6, "no peer"), (7, "2 queue pairs")] {
+            let error = directions(&all, number).expect_err("none").to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_comment_names_what_is_captured() {
+        let all = container(&[("a", 5, Some("10.0.0.2")), ("a", 6, None)]);
+        let five = "container veth0, queue pair 5 (RC) with 10.0.0.2 queue pair 9";
+        assert_eq!(comment(&all, Some(5)), five);
+        assert_eq!(comment(&all, None), format!("{five}, queue pair 6 (RC)"));
+        let many: Vec<_> = (0..70).map(|number| ("a", number, None)).collect();
+        assert!(comment(&container(&many), None).ends_with(", and 6 more queue pairs"));
+    }
+}

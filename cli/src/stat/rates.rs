@@ -1,0 +1,222 @@
+//! The figures of an interval: what was counted between two moments.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use rocinante_netdev::handed::page::DROP;
+use serde::Serialize;
+
+use super::{Container, Limit, Moment, QueuePair};
+
+/// All containers in an interval.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct Rates {
+    pub(super) seconds: f64,
+    pub(super) containers: Vec<ContainerRates>,
+}
+
+/// A container in an interval.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct ContainerRates {
+    pub(super) name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) id: Option<String>,
+    /// Without repetitions.
+    pub(super) netdevs: Vec<String>,
+    pub(super) tx_gbps: f64,
+    pub(super) rx_gbps: f64,
+    pub(super) tx_mops: f64,
+    pub(super) rx_mops: f64,
+    pub(super) retransmitted: u64,
+    pub(super) rnr_received: u64,
+    pub(super) rnr_sent: u64,
+    pub(super) cnp_received: u64,
+    pub(super) cnp_sent: u64,
+    pub(super) undriven_us: u64,
+    /// Packets, by reason; none that is 0.
+    pub(super) drops: BTreeMap<String, u64>,
+    pub(super) limits: Vec<Limit>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) queue_pairs: Vec<QueuePairRates>,
+}
+
+/// A queue pair in an interval.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct QueuePairRates {
+    pub(super) qpn: u32,
+    pub(super) peer: Option<IpAddr>,
+    pub(super) peer_qpn: u32,
+    pub(super) service: String,
+    pub(super) state: String,
+    pub(super) tx_gbps: f64,
+    pub(super) rx_gbps: f64,
+    pub(super) tx_mops: f64,
+    pub(super) rx_mops: f64,
+    pub(super) retransmitted: u32,
+    pub(super) rnr_received: u32,
+}
+
+/// Reasons for drops by the names of their counters, beside those that begin with [`DROP`].
+const REASONS: [(&str, &str); 3] = [
+    ("rx_icrc_encapsulated", "icrc"),
+    ("excessive_buffer_overrun_errors", "queue_full"),
+    ("port_xmit_discards", "refused_by_kernel"),
+];
+
+impl Rates {
+    pub(super) fn between(before: &Moment, now: &Moment) -> Self {
+        let seconds = now.at.duration_since(before.at).as_secs_f64().max(1e-3);
+        let earlier = |name: &str| before.containers.iter().find(|it| it.name == name);
+        let containers = now.containers.iter();
+        let containers = containers.map(|it| of(earlier(&it.name), it, seconds)).collect();
+        Self { seconds, containers }
+    }
+}
+
+fn of(before: Option<&Container>, now: &Container, seconds: f64) -> ContainerRates {
+    let grown = grown(before, now);
+    let count = |name: &str| grown.get(name).copied().unwrap_or_default();
+    let rate = |count: u64, unit: f64| count as f64 * unit / seconds;
+    // Words of four bytes.
+    let gbps = |name| rate(count(name), 32e-9);
+    let own = grown.iter().filter_map(|(name, count)| Some((name.strip_prefix(DROP)?, *count)));
+    let others = REASONS.iter().map(|(name, reason)| (*reason, count(name)));
+    let drops = own.chain(others).filter(|(_, count)| *count > 0);
+    let mut netdevs = now.backends.clone();
+    netdevs.sort_unstable();
+    netdevs.dedup();
+    let queue_pairs = now.queue_pairs.iter().map(|(key, qp)| {
+        let before = before.and_then(|it| it.queue_pairs.get(key));
+        queue_pair(key.1, before, qp, seconds)
+    });
+    ContainerRates {
+        name: now.name.clone(),
+        id: now.id.clone(),
+        netdevs,
+        tx_gbps: gbps("port_xmit_data"),
+        rx_gbps: gbps("port_rcv_data"),
+        tx_mops: rate(count("sent_requests"), 1e-6),
+        rx_mops: rate(count("rcvd_requests"), 1e-6),
+        retransmitted: count("retrans_pkts"),
+        rnr_received: count("rcvd_rnr_err"),
+        rnr_sent: count("send_rnr_err"),
+        cnp_received: count("rp_cnp_handled"),
+        cnp_sent: count("np_cnp_sent"),
+        undriven_us: count("undriven_us"),
+        drops: drops.map(|(reason, count)| (reason.to_owned(), count)).collect(),
+        limits: now.limits.clone(),
+        queue_pairs: queue_pairs.collect(),
+    }
+}
+
+/// What each counter has grown by. All that a device has counted which was not there before is of
+/// this interval. One that wrote nonsense, or began anew, counts from 0.
+fn grown<'a>(before: Option<&Container>, now: &'a Container) -> BTreeMap<&'a str, u64> {
+    let mut grown = BTreeMap::new();
+    for (key, counters) in &now.counters {
+        let earlier = before.and_then(|it| it.counters.get(key));
+        for (name, count) in counters {
+            let was = earlier.and_then(|it| it.get(name)).copied().unwrap_or_default();
+            let sum: &mut u64 = grown.entry(name.as_str()).or_default();
+            *sum = sum.saturating_add(count.checked_sub(was).unwrap_or(*count));
+        }
+    }
+    grown
+}
+
+fn queue_pair(
+    qpn: u32,
+    before: Option<&QueuePair>,
+    now: &QueuePair,
+    seconds: f64,
+) -> QueuePairRates {
+    // Another one of this number has counted less.
+    let none = QueuePair::default();
+    let is_same = |it: &&QueuePair| {
+        let counted = it.sent_bytes <= now.sent_bytes && it.received_bytes <= now.received_bytes;
+        counted && (it.peer, it.peer_number) == (now.peer, now.peer_number)
+    };
+    let before = before.filter(is_same).unwrap_or(&none);
+    let gbps = |was: u64, is: u64| (is - was) as f64 * 8e-9 / seconds;
+    let grown = |was: u32, is: u32| is.wrapping_sub(was);
+    let [tx_mops, rx_mops] = [0, 1]
+        .map(|way| f64::from(grown(before.requests[way], now.requests[way])) * 1e-6 / seconds);
+    QueuePairRates {
+        qpn,
+        peer: now.peer,
+        peer_qpn: now.peer_number,
+        service: now.service.clone(),
+        state: now.state.clone(),
+        tx_gbps: gbps(before.sent_bytes, now.sent_bytes),
+        rx_gbps: gbps(before.received_bytes, now.received_bytes),
+        tx_mops,
+        rx_mops,
+        retransmitted: grown(before.repeated, now.repeated),
+        rnr_received: grown(before.not_ready, now.not_ready),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn container(devices: &[(&str, &[(&str, u64)])]) -> Container {
+        let counters = |all: &[(&str, u64)]| {
+            all.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
+        };
+        let devices = devices.iter().map(|(key, all)| ((*key).to_owned(), counters(all)));
+        Container { name: "veth0".into(), counters: devices.collect(), ..Container::default() }
+    }
+
+    fn between(before: Container, now: Container) -> ContainerRates {
+        let at = Instant::now();
+        let moment = |at, it| Moment { at, containers: vec![it] };
+        let (before, now) = (moment(at, before), moment(at + Duration::from_secs(2), now));
+        Rates::between(&before, &now).containers.pop().expect("one")
+    }
+
+    #[test]
+    fn figures_are_of_the_interval_alone() {
+        let before = container(&[
+            ("1", &[("port_xmit_data", 1000), ("retrans_pkts", 5), ("drop_qkey", 7)]),
+            ("2", &[("port_xmit_data", 50)]),
+        ]);
+        // The second device ended, and a third began.
+        let now = container(&[
+            ("1", &[("port_xmit_data", 250_001_000), ("retrans_pkts", 8), ("drop_qkey", 7)]),
+            ("3", &[("port_xmit_data", 250_000_000), ("rx_icrc_encapsulated", 2)]),
+        ]);
+        let rates = between(before, now);
+        assert!((rates.tx_gbps - 8.0).abs() < 1e-9, "{rates:?}");
+        assert_eq!((rates.retransmitted, rates.rx_gbps), (3, 0.0));
+        assert_eq!(rates.drops, [("icrc".to_owned(), 2)].into());
+    }
+
+    #[test]
+    fn counters_that_wrap_or_begin_anew_are_no_nonsense() {
+        let qp = |sent_bytes, repeated, peer_number| QueuePair {
+            sent_bytes,
+            repeated,
+            requests: [repeated, 0],
+            peer_number,
+            ..QueuePair::default()
+        };
+        let with = |qp: QueuePair, count| {
+            let mut it = container(&[("1", &[("retrans_pkts", count)])]);
+            it.queue_pairs.insert(("1".into(), 17), qp);
+            it
+        };
+        let rates = between(with(qp(10, u32::MAX, 1), 9), with(qp(1_000_000_010, 1, 1), 4));
+        assert_eq!(rates.retransmitted, 4);
+        let QueuePairRates { tx_gbps, tx_mops, retransmitted, .. } = &rates.queue_pairs[0];
+        assert!((tx_gbps - 4.0).abs() < 1e-9 && (tx_mops - 1e-6).abs() < 1e-12, "{rates:?}");
+        assert_eq!(*retransmitted, 2);
+        // Its number is another one's now.
+        for other in [qp(3, 7, 1), qp(2000, 7, 2)] {
+            let rates = between(with(qp(1000, 5, 1), 0), with(other, 0));
+            assert_eq!(rates.queue_pairs[0].retransmitted, 7, "{rates:?}");
+        }
+    }
+}

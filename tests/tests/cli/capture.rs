@@ -1,0 +1,165 @@
+//! `rocinante capture`: the packets of containers, whatever their backend.
+
+use super::handed::{self, Agent};
+use super::{Running, rocinante, start, start_on_host, words};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rocinante::device::Backend;
+use rocinante_cli::decode::line::opcode_name;
+use rocinante_lab::{Container, Lab, LabConfig};
+use rocinante_stack::wire::Opcode;
+use rocinante_tests::on_backends;
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A file of a test, removed at its end.
+struct Written(PathBuf);
+
+impl Written {
+    fn new(test: &str) -> Self {
+        let name = format!("capture-{test}-{}.pcapng", std::process::id());
+        Self(std::env::temp_dir().join(name))
+    }
+}
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn capture(lab: &Lab, agent: &str, line: &str, file: &Path) -> Running {
+    let line = format!("capture --agent {agent} -w {} {line}", file.display());
+    start_on_host(lab, &line)
+}
+
+/// A client that writes to a server, until they are dropped.
+fn traffic(lab: &Lab, line: &str) -> [Running; 2] {
+    let [client, server] = [0, 1].map(|index| lab.container(index));
+    let mut waiting = start(server, line);
+    waiting.says("waiting for a client");
+    let mut writes = start(client, &format!("{line} {}", server.ipv4()));
+    writes.says(" write-bw ");
+    [writes, waiting]
+}
+
+/// The counts of `rocinante decode`.
+fn decoded(file: &Path, more: &str) -> Value {
+    let line = format!("decode -q --json {more} {}", file.display());
+    Running::start(&mut rocinante(words(&line))).finish().succeeded().json()
+}
+
+/// The queue pair of the only connection of a container, from the pages of its processes.
+fn queue_pair(lab: &Lab, of: &Container) -> Value {
+    let line = format!("stat --agent off -i 0.1 -c 1 --qps --json {}", netns_of(of));
+    let object = start_on_host(lab, &line).finish().succeeded();
+    object.json()["containers"][0]["queue_pairs"][0].clone()
+}
+
+/// The network namespace of a container, as the kernel writes it.
+fn netns_of(of: &Container) -> String {
+    let inode = fs::metadata(of.netns().path()).unwrap();
+    format!("net:[{}]", std::os::unix::fs::MetadataExt::ino(&inode))
+}
+
+/// All packets have a valid ICRC, and those of one queue pair go both ways.
+fn packets_are_those_of_a_wire_on(backend: Backend) {
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let sides = traffic(&lab, &format!("perf write-bw --netdev {backend} -D 60 -s 60000 --json"));
+    let end = lab.container(0).host_end();
+    let file = Written::new(&format!("{backend}"));
+    let done = capture(&lab, "off", &format!("--seconds 0.3 {end}"), &file.0).finish().succeeded();
+    assert!(done.err.contains(&format!("container {end}")), "{}", done.err);
+    assert!(done.err.contains("packets in") && done.err.contains("the kernel dropped"));
+    let all = decoded(&file.0, "");
+    assert!(all["icrc_ok"].as_u64().unwrap() > 100, "{all}");
+    assert_eq!((&all["icrc_bad"], &all["icrc_unknown"]), (&0.into(), &0.into()), "{all}");
+    // One of its queue pairs, by a process, and no byte beyond the headers.
+    let qp = queue_pair(&lab, lab.container(0));
+    let line = format!("--qp {} --seconds 0.3 --snap 128 {}", qp["qpn"], sides[0].child.id());
+    let done = capture(&lab, "off", &line, &file.0).finish().succeeded();
+    let named = format!("queue pair {} (RC) with {}", qp["qpn"], lab.container(1).ipv4());
+    assert!(done.err.contains(&named), "{}", done.err);
+    let bytes = fs::read(&file.0).unwrap();
+    assert!(bytes.windows(named.len()).any(|it| it == named.as_bytes()), "a comment");
+    let flows = decoded(&file.0, "--flows");
+    let flows = flows["flows"].as_array().unwrap();
+    let numbers: Vec<&Value> = flows.iter().map(|flow| &flow["dest_qpn"]).collect();
+    assert_eq!(flows.len(), 2, "{flows:?}");
+    assert!(numbers.contains(&&qp["qpn"]) && numbers.contains(&&qp["peer_qpn"]), "{numbers:?}");
+    // A wrong number, and a place where no file can be.
+    let line = format!("--qp 1 --seconds 0.1 {}", sides[0].child.id());
+    capture(&lab, "off", &line, &file.0).finish().failed(1, &["has no queue pair 1"]);
+    let nowhere = Path::new("/nowhere/x.pcapng");
+    let line = format!("--seconds 0.1 {end}");
+    capture(&lab, "off", &line, nowhere).finish().failed(1, &["cannot be written"]);
+    let full = capture(&lab, "off", &format!("--seconds 1 {end}"), Path::new("/dev/full"));
+    full.finish().failed(1, &["/dev/full cannot be written"]);
+    capture(&lab, "off", "--seconds 1 nosuch", &file.0).finish().failed(1, &["is called nosuch"]);
+    // A signal ends it with a whole file.
+    let mut endless = capture(&lab, "off", end, &file.0);
+    endless.says(&format!("at {end}"));
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    kill(Pid::from_raw(endless.child.id().cast_signed()), Signal::SIGINT).unwrap();
+    assert_eq!(endless.finish().status, 130);
+    assert_eq!(decoded(&file.0, "")["icrc_bad"], 0);
+    witnessed(&file.0);
+}
+
+/// tshark reads the same opcodes, PSNs and lengths of WRITEs.
+fn witnessed(file: &Path) {
+    let mut command = Command::new("tshark");
+    command.arg("-r").arg(file).args(["-n", "-T", "fields", "-e", "infiniband.bth.opcode"]);
+    let fields = ["-e", "infiniband.bth.psn", "-e", "infiniband.reth.dmalen"];
+    let Ok(output) = command.args(fields).output() else { return println!("no tshark") };
+    let text = String::from_utf8(output.stdout).unwrap();
+    let theirs = text.lines().map(|line| {
+        let numbers: Vec<Option<u64>> = line.split('\t').map(|it| it.parse().ok()).collect();
+        let opcode = numbers[0].map(|opcode| opcode_name(Opcode(opcode as u8)));
+        (opcode.unwrap_or_default(), numbers[1], numbers[2])
+    });
+    let line = format!("decode --json-packets {}", file.display());
+    let ours = Running::start(&mut rocinante(words(&line))).finish().succeeded().out;
+    let ours = ours.lines().filter_map(|line| {
+        let object: Value = serde_json::from_str(line).ok()?;
+        let packet = object.get("packet")?;
+        let opcode = packet["opcode"].as_str()?.to_owned();
+        Some((opcode, packet["psn"].as_u64(), packet["reth"]["len"].as_u64()))
+    });
+    let (ours, theirs): (Vec<_>, Vec<_>) = (ours.collect(), theirs.collect());
+    assert!(ours.len() > 10 && ours.iter().any(|(_, _, len)| len.is_some()), "{}", ours.len());
+    assert!(ours == theirs, "{ours:?}\n{theirs:?}");
+}
+
+on_backends! {
+    packets_on_udp_are_those_of_a_wire: Udp => packets_are_those_of_a_wire_on(Backend::Udp);
+    packets_on_packet_are_those_of_a_wire: Packet => packets_are_those_of_a_wire_on(Backend::Packet);
+    packets_on_afxdp_are_those_of_a_wire: Xdp => packets_are_those_of_a_wire_on(Backend::Xdp);
+}
+
+/// An agent knows the containers by name, and their queue pairs.
+fn by_the_agent_on(backend: Backend) {
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let agent = Agent::start(&lab, &format!("capture-{backend}"));
+    let [client, server] = [0, 1].map(|index| lab.container(index));
+    let line = format!("perf write-bw --netdev {backend} -D 60 -s 1K --json");
+    let mut waiting = handed::start(server, &agent, &line);
+    waiting.says("waiting for a client");
+    let mut writes = handed::start(client, &agent, &format!("{line} {}", server.ipv4()));
+    writes.says(" write-bw ");
+    let file = Written::new(&format!("agent-{backend}"));
+    let place = agent.state().join("stat.sock");
+    let line = format!("--seconds 0.3 {}", server.host_end());
+    let done = capture(&lab, place.to_str().unwrap(), &line, &file.0).finish().succeeded();
+    let named = format!("(RC) with {} queue pair", client.ipv4());
+    assert!(done.err.contains(&named), "{}", done.err);
+    let all = decoded(&file.0, "");
+    assert!(all["icrc_ok"].as_u64().unwrap() > 10 && all["icrc_bad"] == 0, "{all}");
+}
+
+on_backends! {
+    the_agent_names_what_is_captured: Packet + require_machine_root =>
+        by_the_agent_on(Backend::Packet);
+}
