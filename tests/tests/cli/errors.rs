@@ -170,10 +170,11 @@ fn a_killed_side_is_missed_by_the_other() {
 #[test]
 fn a_side_that_got_no_processor_while_it_waited_says_so() {
     let addresses = Addresses::new();
-    let server = addresses.serve("perf write-lat");
-    let line = addresses.client_line("perf write-lat -D 60 --json");
+    // Something is under way at each moment.
+    let server = addresses.serve("perf write-bw");
+    let line = addresses.client_line("perf write-bw -D 60 --json");
     let mut client = Running::start(&mut rocinante(words(&line)));
-    client.says(" write-lat ");
+    client.says(" write-bw ");
     std::thread::sleep(Duration::from_millis(200));
     let to = |side: &Running, signal| {
         kill(Pid::from_raw(side.child.id().cast_signed()), signal).unwrap();

@@ -9,6 +9,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::process::{Resource, getrlimit};
+
 use crate::kernel::inherited;
 
 /// A readable and writable mapping, unmapped when dropped.
@@ -122,6 +124,10 @@ impl SharedWords {
 
 /// A file of `len` zeroed bytes in memory, which keeps its size.
 pub(crate) fn memory_file(name: &CStr, len: usize) -> io::Result<OwnedFd> {
+    // Beyond the limit a signal would end the process.
+    if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < len as u64) {
+        return Err(io::Error::from_raw_os_error(libc::EFBIG));
+    }
     let make = |flags| {
         // SAFETY: the name ends with a zero; a non-negative result is a descriptor without another
         // owner.

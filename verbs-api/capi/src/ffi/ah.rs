@@ -22,7 +22,7 @@ struct Handle {
 
 impl Private for Handle {
     type Public = abi::Ah;
-    const MAGIC: u64 = 0x524f_4345_0000_000a;
+    const KIND: usize = 10;
 }
 
 /// `ibv_create_ah(3)`.

@@ -22,7 +22,7 @@ pub(super) struct Channel {
 
 impl Private for Channel {
     type Public = abi::CompChannel;
-    const MAGIC: u64 = 0x524f_4345_0000_0007;
+    const KIND: usize = 7;
 }
 
 /// `ibv_create_comp_channel(3)`.

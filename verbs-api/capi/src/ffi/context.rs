@@ -51,7 +51,7 @@ pub(super) struct Opened {
 
 impl Private for Shared {
     type Public = abi::VerbsContext;
-    const MAGIC: u64 = 0x524f_4345_0000_0002;
+    const KIND: usize = 2;
 }
 
 /// An open device has buffers for packets, tables, and a thread with its stack.

@@ -35,7 +35,7 @@ pub(super) struct Queue {
 
 impl Private for Queue {
     type Public = abi::CqEx;
-    const MAGIC: u64 = 0x524f_4345_0000_0008;
+    const KIND: usize = 8;
 }
 
 impl Queue {

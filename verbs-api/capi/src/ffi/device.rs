@@ -26,7 +26,7 @@ pub(super) struct DeviceAndTail {
 
 impl Private for Found {
     type Public = DeviceAndTail;
-    const MAGIC: u64 = 0x524f_4345_0000_0001;
+    const KIND: usize = 1;
 }
 
 type Device = Object<Found>;

@@ -5,17 +5,32 @@ use std::ffi::{c_int, c_void};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The number of forks between the process that loaded the library and this one, in the bits of
-/// [`MARKS`].
-static GENERATION: AtomicU64 = AtomicU64::new(0);
+/// The numbers of objects by their kinds. Their bits [`MARKS`] count the forks between the process
+/// that loaded the library and this one.
+static NUMBERS: [AtomicU64; KINDS] = {
+    let mut numbers = [const { AtomicU64::new(0) }; KINDS];
+    let mut kind = 0;
+    while kind < KINDS {
+        numbers[kind] = AtomicU64::new(0x524f_4345_0000_0000 | kind as u64);
+        kind += 1;
+    }
+    numbers
+};
 
+/// Kinds of objects.
+pub(super) const KINDS: usize = 16;
 /// The bits of an object's number that name the process which made it.
 pub(super) const MARKS: u64 = 0xffff_0000;
 
-/// This process, among those that forked from each other.
+/// The number of the objects of a kind that this process makes.
 #[inline]
+pub(super) fn number(kind: usize) -> u64 {
+    NUMBERS[kind].load(Ordering::Relaxed)
+}
+
+/// This process, among those that forked from each other.
 pub(super) fn mark() -> u64 {
-    GENERATION.load(Ordering::Relaxed)
+    number(0) & MARKS
 }
 
 /// Has children know that they are some, from now on.
@@ -28,8 +43,11 @@ pub(super) fn follow() {
 }
 
 unsafe extern "C" fn in_child() {
-    let next = mark().wrapping_add(MARKS & MARKS.wrapping_neg()) & MARKS;
-    GENERATION.store(next, Ordering::Relaxed);
+    for number in &NUMBERS {
+        let before = number.load(Ordering::Relaxed);
+        let next = before.wrapping_add(MARKS & MARKS.wrapping_neg()) & MARKS;
+        number.store(before & !MARKS | next, Ordering::Relaxed);
+    }
 }
 
 /// Memory is reached by its addresses, in the process that registered it: nothing to prepare.

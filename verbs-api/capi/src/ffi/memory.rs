@@ -24,7 +24,7 @@ struct Region {
 
 impl Private for Region {
     type Public = abi::Mr;
-    const MAGIC: u64 = 0x524f_4345_0000_0005;
+    const KIND: usize = 5;
 }
 
 /// The private part of a window.
@@ -34,7 +34,7 @@ struct Window {
 
 impl Private for Window {
     type Public = abi::Mw;
-    const MAGIC: u64 = 0x524f_4345_0000_0006;
+    const KIND: usize = 6;
 }
 
 fn checked(bits: c_uint) -> Outcome<Access> {

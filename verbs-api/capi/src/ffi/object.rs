@@ -12,12 +12,12 @@ use parking_lot::{Condvar, Mutex};
 use super::border::Outcome;
 use super::fork;
 
-/// The private part of an object. The number tells the kinds apart; its bits [`fork::MARKS`] are 0,
-/// and in an object name the process that made it.
+/// The private part of an object.
 pub(super) trait Private {
     /// The public structure.
     type Public;
-    const MAGIC: u64;
+    /// Tells the kinds apart: below [`fork::KINDS`].
+    const KIND: usize;
 }
 
 #[repr(C)]
@@ -31,7 +31,7 @@ pub(super) struct Object<P: Private> {
 impl<P: Private> Object<P> {
     /// A new object, as the pointer that the program gets.
     pub(super) fn make(public: P::Public, private: P) -> *mut P::Public {
-        let magic = AtomicU64::new(P::MAGIC | fork::mark());
+        let magic = AtomicU64::new(fork::number(P::KIND));
         let object = Self { public: UnsafeCell::new(public), magic, private };
         Box::into_raw(Box::new(object)).cast()
     }
@@ -44,7 +44,7 @@ impl<P: Private> Object<P> {
     #[inline]
     pub(super) unsafe fn of<'a>(public: *mut P::Public) -> Outcome<&'a Self> {
         // SAFETY: the caller's promise.
-        unsafe { Self::marked(public, |magic| magic == P::MAGIC | fork::mark()) }
+        unsafe { Self::marked(public, |magic| magic == fork::number(P::KIND)) }
     }
 
     /// As [`of`](Self::of), for calls that a child of fork(2) may make, too.
@@ -53,7 +53,7 @@ impl<P: Private> Object<P> {
     /// As there.
     pub(super) unsafe fn own_or_inherited<'a>(public: *mut P::Public) -> Outcome<&'a Self> {
         // SAFETY: the caller's promise.
-        unsafe { Self::marked(public, |magic| magic & !fork::MARKS == P::MAGIC) }
+        unsafe { Self::marked(public, |magic| (magic ^ fork::number(P::KIND)) & !fork::MARKS == 0) }
     }
 
     #[inline(always)]
@@ -68,7 +68,7 @@ impl<P: Private> Object<P> {
         // SAFETY: the caller vouches for it. Of any other object only the number is read.
         unsafe {
             let magic = (*object).magic.load(Ordering::Relaxed);
-            if is_it(magic) { Ok(&*object) } else { Err(refusal(magic, P::MAGIC)) }
+            if is_it(magic) { Ok(&*object) } else { Err(refusal(magic, fork::number(P::KIND))) }
         }
     }
 
@@ -89,7 +89,7 @@ impl<P: Private> Object<P> {
 
 #[cold]
 fn refusal(magic: u64, wanted: u64) -> c_int {
-    if magic & !fork::MARKS == wanted { libc::EIO } else { libc::EINVAL }
+    if (magic ^ wanted) & !fork::MARKS == 0 { libc::EIO } else { libc::EINVAL }
 }
 
 /// The memory of a destroyed object. Programs that destroy something twice, or go on with it,

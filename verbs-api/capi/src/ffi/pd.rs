@@ -32,7 +32,7 @@ pub(super) struct Identity(usize);
 
 impl Private for Domain {
     type Public = abi::Pd;
-    const MAGIC: u64 = 0x524f_4345_0000_0003;
+    const KIND: usize = 3;
 }
 
 /// The private part of a thread domain: its users. Its promise of one thread brings nothing here.
@@ -41,7 +41,7 @@ struct ThreadDomain(Users);
 
 impl Private for ThreadDomain {
     type Public = abi::Td;
-    const MAGIC: u64 = 0x524f_4345_0000_0004;
+    const KIND: usize = 4;
 }
 
 impl Domain {

@@ -46,7 +46,7 @@ pub(super) struct Pair {
 
 impl Private for Pair {
     type Public = abi::QpEx;
-    const MAGIC: u64 = 0x524f_4345_0000_000b;
+    const KIND: usize = 11;
 }
 
 impl Pair {

@@ -23,7 +23,7 @@ pub(super) struct Shared {
 
 impl Private for Shared {
     type Public = abi::Srq;
-    const MAGIC: u64 = 0x524f_4345_0000_0009;
+    const KIND: usize = 9;
 }
 
 /// # Safety
