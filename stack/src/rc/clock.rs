@@ -21,7 +21,7 @@ pub(super) struct Clock {
     /// More may be sent.
     pacing: Time,
     /// Probes since something was acknowledged.
-    probes: u32,
+    probes: u16,
     /// A NAK came since something was acknowledged. Its sender stays silent until the packet that
     /// it misses arrives.
     pub(super) nak_seen: bool,
@@ -43,6 +43,9 @@ impl Default for Clock {
         }
     }
 }
+
+/// The size in each queue pair, no more.
+const _: () = assert!(size_of::<Clock>() == 32);
 
 impl Clock {
     /// Something was acknowledged.
@@ -197,7 +200,7 @@ impl Qp {
             return false;
         }
         shared.counters.tail_probes += 1;
-        self.clock.probes += 1;
+        self.clock.probes = self.clock.probes.saturating_add(1);
         self.put_off_probe(now);
         true
     }
@@ -205,7 +208,7 @@ impl Qp {
     /// Puts the probe off: the peer responded, or was probed just now.
     pub(super) fn put_off_probe(&mut self, now: Time) {
         let patience = (ROUND_TRIPS * self.requester.srtt()).max(PATIENCE_NS);
-        self.clock.tail_probe = now.after(patience << self.clock.probes.min(DOUBLINGS));
+        self.clock.tail_probe = now.after(patience << u32::from(self.clock.probes).min(DOUBLINGS));
     }
 
     fn timed_out<H: Completions>(&mut self, now: Time, shared: &mut Shared, host: &mut H) {
