@@ -57,7 +57,7 @@ pub struct Args {
     agent: Option<String>,
 }
 
-/// What is captured.
+/// The aim of a capture.
 struct Target {
     interface: Interface,
     container: Container,
@@ -67,15 +67,7 @@ struct Target {
 #[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: false };
-    ending::begin(PROGRAM, out, false);
-    let _attentive = ending::attentive();
-    match capture(args, out) {
-        Ok(()) => {
-            ending::forget();
-            ExitCode::SUCCESS
-        }
-        Err(failure) => out.end::<serde_json::Value>(PROGRAM, &Err(failure)),
-    }
+    ending::attended(PROGRAM, out, || capture(args, out))
 }
 
 fn capture(args: &Args, out: Output) -> Result {

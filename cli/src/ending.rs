@@ -203,6 +203,19 @@ pub fn object(result: &impl Serialize) -> String {
     output::object(&program, result)
 }
 
+/// Runs `work`, which looks at [`check_signal`] itself: the end of a command that measures nothing.
+pub(crate) fn attended(program: &str, out: Output, work: impl FnOnce() -> Result) -> ExitCode {
+    begin(program, out, false);
+    let _attentive = attentive();
+    match work() {
+        Ok(()) => {
+            forget();
+            ExitCode::SUCCESS
+        }
+        Err(failure) => out.end::<Value>(program, &Err(failure)),
+    }
+}
+
 /// Forgets results and device: the command begins with another client.
 pub fn forget() {
     running(|running| {

@@ -104,7 +104,7 @@ pub(crate) struct QueuePair {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Limit {
     name: String,
-    /// What is had of it; of a rate nothing says so here.
+    /// The part in use; a rate has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     current: Option<u64>,
     max: u64,
@@ -154,15 +154,7 @@ impl Source {
 #[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
-    ending::begin(PROGRAM, out, false);
-    let _attentive = ending::attentive();
-    match watch(args, out) {
-        Ok(()) => {
-            ending::forget();
-            ExitCode::SUCCESS
-        }
-        Err(failure) => out.end::<serde_json::Value>(PROGRAM, &Err(failure)),
-    }
+    ending::attended(PROGRAM, out, || watch(args, out))
 }
 
 fn watch(args: &Args, out: Output) -> Result {

@@ -52,7 +52,7 @@ pub enum Topology {
     Bridged,
     /// The host forwards between the containers' networks.
     Routed,
-    /// The containers are on the bridges of two hosts, whose uplinks are ports of them.
+    /// The containers are on the bridges of two hosts. Each uplink is a port of its bridge.
     Switched,
     /// The containers are behind two hosts that route, with a router between.
     RoutedHosts,

@@ -1,4 +1,4 @@
-//! The figures of an interval: what was counted between two moments.
+//! The figures of an interval: the growth of counters between two moments.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -109,8 +109,8 @@ fn of(before: Option<&Container>, now: &Container, seconds: f64) -> ContainerRat
     }
 }
 
-/// What each counter has grown by. All that a device has counted which was not there before is of
-/// this interval. One that wrote nonsense, or began anew, counts from 0.
+/// The growth of each counter. A device that was not there before has counted all in this interval.
+/// One that wrote nonsense, or began anew, counts from 0.
 fn grown<'a>(before: Option<&Container>, now: &'a Container) -> BTreeMap<&'a str, u64> {
     let mut grown = BTreeMap::new();
     for (key, counters) in &now.counters {

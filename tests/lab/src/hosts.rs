@@ -114,8 +114,8 @@ impl Hosts {
         Ok(host)
     }
 
-    /// Gives the uplink an address, and the bridge a VXLAN device over it. What has no known place
-    /// goes to every other host.
+    /// Gives the uplink an address, and the bridge a VXLAN device over it. Frames to unknown
+    /// addresses go to every other host.
     fn tunnel(&self, host: &Netns, at: u8, mtu: u32, ipv6: bool) -> Result {
         if ipv6 {
             host.run(|| {

@@ -8,7 +8,7 @@ use rocinante_lab::{Container, Lab, LabConfig};
 use rocinante_tests::require_machine_root;
 use serde_json::Value;
 
-/// Starts a command line in a container as a user without rights, who asks no agent.
+/// Starts a command line in a container, without rights and without an agent.
 fn unprivileged(container: &Container, uid: u32, line: &str) -> Running {
     let program = rocinante(words(line));
     let user = [format!("--reuid={uid}"), format!("--regid={uid}")];
