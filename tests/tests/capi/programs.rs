@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use rocinante_dropin::row::listens_on;
 use rocinante_lab::{Container, LabConfig, Pair};
 use rocinante_tests::capi::{Library, NOBODY, librdmacm};
@@ -94,6 +95,22 @@ fn all_as_expected(script: &str) {
     }
     let done = library.run(a, &library.script(script)).succeeded();
     assert!(done.out.ends_with("all as expected\n"), "{}{}", done.out, done.err);
+}
+
+#[test]
+fn an_open_device_takes_the_mtu_that_its_port_says() {
+    require_lab!();
+    require_program!("python3");
+    let (library, pair) = (Library::new(), pair());
+    let [a, _] = pair.containers();
+    let set_mtu = |mtu| a.netns().ip(&["link", "set", "eth0", "mtu", mtu]).unwrap();
+    set_mtu("1500");
+    let mut program = library.start(a, &library.script("mtu.py"));
+    program.says("ready");
+    set_mtu("4200");
+    program.child.signal(Signal::SIGUSR1);
+    let done = program.finish().succeeded();
+    assert_eq!(done.out, "all as expected\n", "{}", done.err);
 }
 
 /// Two contexts that make no object hear of their port, each by itself.
