@@ -346,8 +346,7 @@ impl Engine {
     /// Handles everything that is due at `now`. Call when [`poll_timeout`](Self::poll_timeout) has
     /// come.
     pub fn handle_timeout<H: Completions>(&mut self, now: Time, host: &mut H) {
-        let due = self.poll_timeout();
-        self.shared.met_late(due.map_or(0, |due| now.since(due)));
+        self.shared.undriven_us_before = self.shared.counters.undriven_us;
         self.shared.age(now);
         while let Some(slot) = self.shared.timers.pop(now) {
             if let Some(Some(qp)) = self.qps.get_mut(slot as usize) {

@@ -13,7 +13,7 @@ use crate::rc::requester::lists::SpareLists;
 use crate::srq::Srqs;
 use crate::stats::LimitsHit;
 use crate::stats::{Counters, Drops};
-use crate::timer::Timers;
+use crate::timer::{Deadline, Timers};
 use crate::tuning::engine::{LATE_NS, QPS, QUANTUM, REORDER_PACKETS_MAX, WINDOW_MAX};
 use crate::tuning::long_runs::STABLE_PACKETS;
 use crate::types::{Mtu, Qpn, QueueKind, Time};
@@ -115,13 +115,16 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// The deadlines of now are met this late.
-    #[inline]
-    pub(crate) fn met_late(&mut self, by_ns: u64) {
-        self.undriven_us_before = self.counters.undriven_us;
-        if by_ns >= LATE_NS {
-            self.counters.undriven_us += by_ns / 1000;
+    /// Whether the queue pair that the timers popped has a deadline that is due. Of the deadlines
+    /// that are met at one time the latest counts as time without a driver.
+    pub(crate) fn is_due(&mut self, slot: u32, deadline: &mut Deadline, now: Time) -> bool {
+        let Some(due) = self.timers.settle(slot, deadline, now) else { return false };
+        let late = now.since(due);
+        if late >= LATE_NS {
+            let undriven = &mut self.counters.undriven_us;
+            *undriven = (*undriven).max(self.undriven_us_before + late / 1000);
         }
+        true
     }
 
     /// Packets per turn.

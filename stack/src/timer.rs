@@ -89,18 +89,23 @@ impl Timers {
         Some(owner)
     }
 
-    /// Whether the owner just popped is due now; if not, files it again.
-    pub(crate) fn settle(&mut self, owner: u32, deadline: &mut Deadline, now: Time) -> bool {
+    /// When the owner just popped was due, if it is now; if not, files it again.
+    pub(crate) fn settle(
+        &mut self,
+        owner: u32,
+        deadline: &mut Deadline,
+        now: Time,
+    ) -> Option<Time> {
         deadline.filed = NEVER;
         let due = deadline.due;
         if due <= now {
             deadline.clear();
-            return true;
+            return Some(due);
         }
         if deadline.is_set() {
             self.set(owner, deadline, due);
         }
-        false
+        None
     }
 
     /// Forgets the deadline of an owner that goes away.
@@ -184,10 +189,10 @@ mod tests {
         timers.set(7, &mut deadline, Time(30));
         assert_eq!(timers.next(), Some(Time(10)));
         assert_eq!(timers.pop(Time(12)), Some(7));
-        assert!(!timers.settle(7, &mut deadline, Time(12)));
+        assert_eq!(timers.settle(7, &mut deadline, Time(12)), None);
         assert_eq!(timers.next(), Some(Time(30)));
-        assert_eq!(timers.pop(Time(30)), Some(7));
-        assert!(timers.settle(7, &mut deadline, Time(30)));
+        assert_eq!(timers.pop(Time(31)), Some(7));
+        assert_eq!(timers.settle(7, &mut deadline, Time(31)), Some(Time(30)));
         assert_eq!(timers.next(), None);
     }
 
@@ -197,7 +202,7 @@ mod tests {
         timers.set(1, &mut deadline, Time(30));
         timers.set(1, &mut deadline, Time(10));
         assert_eq!(timers.pop(Time(10)), Some(1));
-        assert!(timers.settle(1, &mut deadline, Time(10)));
+        assert_eq!(timers.settle(1, &mut deadline, Time(10)), Some(Time(10)));
         assert_eq!(timers.next(), None);
     }
 
@@ -208,7 +213,7 @@ mod tests {
         deadline.clear();
         assert!(!deadline.is_set());
         assert_eq!(timers.pop(Time(10)), Some(1));
-        assert!(!timers.settle(1, &mut deadline, Time(10)));
+        assert_eq!(timers.settle(1, &mut deadline, Time(10)), None);
         assert_eq!(timers.next(), None);
     }
 
@@ -239,7 +244,7 @@ mod tests {
             }
             let mut fired = Vec::new();
             while let Some(owner) = timers.pop(Time(now)) {
-                if timers.settle(owner, &mut list[owner as usize], Time(now)) {
+                if timers.settle(owner, &mut list[owner as usize], Time(now)).is_some() {
                     fired.push(owner as usize);
                 }
             }

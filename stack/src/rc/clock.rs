@@ -162,7 +162,7 @@ impl Qp {
         shared: &mut Shared,
         host: &mut H,
     ) {
-        if !shared.timers.settle(self.core.slot, &mut self.core.deadline, now) {
+        if !shared.is_due(self.core.slot, &mut self.core.deadline, now) {
             return;
         }
         let mut sends = self.requester.ready(now);

@@ -217,7 +217,7 @@ impl Qp {
 
     /// The timer has expired: paced packets may leave.
     pub(crate) fn handle_timer(&mut self, now: Time, shared: &mut Shared) {
-        if shared.timers.settle(self.core.slot, &mut self.core.deadline, now) {
+        if shared.is_due(self.core.slot, &mut self.core.deadline, now) {
             shared.enqueue(self.core.slot, &mut self.core.queued);
         }
     }

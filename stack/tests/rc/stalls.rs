@@ -90,6 +90,17 @@ fn a_side_that_was_not_driven_while_it_waited_says_for_how_long() {
     assert!((all..all + 1000).contains(&sum) && sum - given_up == 30_000, "{sum} {given_up}");
 }
 
+/// The timer of a request that is acknowledged may still be filed: nothing waits for it.
+#[test]
+fn a_side_that_waits_for_nothing_is_not_late() {
+    let mut solo = Solo::script();
+    solo.send(1, 10);
+    solo.sent();
+    solo.receive_ack(0);
+    solo.wait(10 * TIMEOUT_14);
+    assert_eq!((solo.end.engine.counters().undriven_us, solo.completed().len()), (0, 1));
+}
+
 /// Only the packets written at that time have left late.
 #[test]
 fn what_was_under_way_before_gains_nothing_by_a_late_packet() {

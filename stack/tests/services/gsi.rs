@@ -449,6 +449,7 @@ fn a_connection_is_asked_about_once_its_queue_pair_receives_nothing() {
     assert_eq!(questions.len(), 3);
     assert!((period / 4 * 3..=period + period / 8).contains(&questions[0].since(last)));
     assert!(solo.end.engine.path_of(qpn).is_some(), "their path");
+    assert_eq!(solo.end.engine.counters().undriven_us, 0, "each deadline was met");
 }
 
 /// A packet for a queue pair that the device does not have, of the peer of the one before it.
