@@ -23,6 +23,21 @@ fn a_refusal_changes_nothing() {
     assert_eq!(done.out, "all as expected\n", "{}", done.err);
 }
 
+/// Threads of a program are cancelled in the calls in which they sleep. Nothing waits for them.
+#[test]
+fn a_sleeping_thread_is_cancelled() {
+    require_lab!();
+    require!(librdmacm());
+    let (library, pair) = (Library::new(), pair());
+    let [a, b] = pair.containers();
+    let program = library.compiled("cancelled.c", &["-lrdmacm", "-libverbs", "-lpthread"]);
+    let mut serves = library.start(b, &format!("{program} {}", b.ipv4()));
+    serves.says("listens");
+    library.run(a, &format!("{program} ask {}", b.ipv4())).succeeded();
+    let done = serves.finish().succeeded();
+    assert!(done.out.ends_with("all as expected\n"), "{}{}", done.out, done.err);
+}
+
 /// Wildcards of both families, link-local addresses of two links, addresses that no machine has,
 /// and a peer that is cut off.
 #[test]

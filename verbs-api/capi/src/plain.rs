@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::ops::Deref;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub(crate) use rocinante_netdev::{
     DEVICES_VARIABLE, NamedInterface, NextHop, PortClaim, apart, container_limits, gid_table_len,
@@ -395,14 +395,6 @@ impl Channel {
     #[must_use]
     pub(crate) fn try_event(&self) -> Option<u32> {
         self.0.try_event().map(|cq| cq.id().0)
-    }
-
-    /// Sleeps until there is an event or until `until`, and drives the device. It may end early.
-    /// Returns whether a signal has interrupted it.
-    pub(crate) fn wait(&self, until: Option<Instant>) -> bool {
-        wake::take_interrupted();
-        self.0.wait(until);
-        wake::take_interrupted()
     }
 }
 

@@ -1,9 +1,9 @@
 //! Completion queues and the channels that announce their completions.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rocinante_stack::types::Qpn;
@@ -265,6 +265,47 @@ impl Cq {
     }
 }
 
+/// A sleep on a channel, from before it begins until it is dropped. The device counts on this
+/// thread meanwhile to see packets.
+#[derive(Debug)]
+pub struct Sleep {
+    device: Arc<Device>,
+    channel: Arc<ChannelShared>,
+    shards: u64,
+    port: Option<(RawFd, bool)>,
+    longest: Option<Duration>,
+    woken: bool,
+}
+
+impl Sleep {
+    /// The descriptor that is readable when there is an event.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.channel.fd()
+    }
+
+    /// The port to wait for, if one is, with whether to wait for room to send, too. It stays open
+    /// as long as this.
+    pub fn port(&self) -> Option<(RawFd, bool)> {
+        self.port
+    }
+
+    /// The longest sleep.
+    pub fn longest(&self) -> Option<Duration> {
+        self.longest
+    }
+
+    /// The sleep is over, and not only by [`fd`](Self::fd) or a signal.
+    pub fn woken(&mut self) {
+        self.woken = self.port.is_some();
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        self.device.shards.waited(self.shards, self.woken);
+    }
+}
+
 /// A completion event channel.
 #[derive(Debug, Clone)]
 pub struct Channel {
@@ -300,6 +341,15 @@ impl Channel {
     pub fn wait(&self, until: Option<Instant>) {
         let shards = self.shards.load(Ordering::Relaxed);
         self.device.shards.wait(shards, self.shared.fd(), until);
+    }
+
+    /// As [`wait`](Self::wait), but the caller sleeps itself, on the descriptors of what it gets.
+    pub fn sleep(&self) -> Sleep {
+        let (device, channel) = (self.device.clone(), self.shared.clone());
+        let shards = self.shards.load(Ordering::Relaxed);
+        let (port, longest) = device.shards.waits(shards, None);
+        let port = port.map(|(port, writable)| (port.as_raw_fd(), writable));
+        Sleep { device, channel, shards, port, longest, woken: false }
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {

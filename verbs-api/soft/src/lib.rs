@@ -74,7 +74,7 @@ use rocinante_stack::Engine;
 pub use self::ah::Ah;
 pub use self::charge::least;
 pub use self::choice::BackendChoice;
-pub use self::cq::{Channel, Cq};
+pub use self::cq::{Channel, Cq, Sleep};
 pub use self::device::{Counted, Device, Hca, Pd, active_mtu, attributes};
 pub use self::events::Inbox;
 pub use self::exit::send_held_at_once;

@@ -76,7 +76,7 @@ fn shards_announce_together_what_one_queue_holds_where_no_queue_is_theirs() {
 }
 
 /// A device that shares the address `last` of its process, and its slots.
-fn shared(last: u8) -> (Arc<Hca>, Arc<Slots>) {
+pub(super) fn shared(last: u8) -> (Arc<Hca>, Arc<Slots>) {
     let (here, [own, _]) = neighbours(last);
     let port = SimNet::new(1).port(&[here], &SimConfig::default()).unwrap();
     let (parts, why) = ((vec![AnyPort::from(port)], Some(own.clone())), (String::new(), None));

@@ -10,7 +10,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rocinante_netdev::{AnyPort, Capabilities, Port as _, Slots};
 use rocinante_stack::types::{Mtu, Qpn, QueueKind};
@@ -228,14 +228,39 @@ impl Shards {
     /// that shard's port as well and drives the shard. For several shards a thread of the program
     /// cannot watch the ports: the background threads do.
     pub(super) fn wait(&self, set: u64, fd: BorrowedFd<'_>, until: Option<Instant>) {
-        if self.rest.is_empty() || set.count_ones() < 2 {
-            let only = if set == 0 { 0 } else { set.trailing_zeros() as usize };
-            return self.get(only).unwrap_or(&self.first).wait(fd, until);
+        let (port, sleep) = self.waits(set, until);
+        self.waited(set, wake::wait(port, fd, sleep) && port.is_some());
+    }
+
+    /// Before a sleep on the shards of a set: the port to watch, if one is, and the longest sleep.
+    /// [`waited`](Self::waited) follows it, for the same set.
+    pub(super) fn waits(
+        &self,
+        set: u64,
+        until: Option<Instant>,
+    ) -> (Option<(BorrowedFd<'_>, bool)>, Option<Duration>) {
+        if let Some(core) = self.alone(set) {
+            return core.waits(until);
         }
         self.of(set).for_each(|core| core.sleeps());
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        wake::wait(None, fd, left);
-        self.of(set).for_each(|core| core.wakes());
+        (None, until.map(|until| until.saturating_duration_since(Instant::now())))
+    }
+
+    /// After that sleep; `woken` if the port or the time ended it.
+    pub(super) fn waited(&self, set: u64, woken: bool) {
+        match self.alone(set) {
+            Some(core) => core.waited(woken),
+            None => self.of(set).for_each(|core| core.wakes()),
+        }
+    }
+
+    /// The shard of a set of at most one.
+    fn alone(&self, set: u64) -> Option<&Arc<Core>> {
+        if !self.rest.is_empty() && set.count_ones() > 1 {
+            return None;
+        }
+        let only = if set == 0 { 0 } else { set.trailing_zeros() as usize };
+        Some(self.get(only).unwrap_or(&self.first))
     }
 }
 

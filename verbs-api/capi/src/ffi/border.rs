@@ -10,8 +10,13 @@ use crate::log::{Level, say};
 /// The result of a call: a value, or the errno.
 pub(super) type Outcome<T> = Result<T, c_int>;
 
-pub(super) fn set_errno(errno: c_int) {
+pub(super) fn errno() -> c_int {
     // SAFETY: the function returns the address of the thread's own errno.
+    unsafe { *libc::__errno_location() }
+}
+
+pub(super) fn set_errno(errno: c_int) {
+    // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
 }
 
@@ -24,9 +29,12 @@ pub(super) fn caught<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
 /// The result of a call that is not made per request. A program finds in errno the errno of a
 /// failure; success leaves it as it was, whichever functions the body has called.
 fn told<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
-    // SAFETY: the function returns the address of the thread's own errno.
-    let before = unsafe { *libc::__errno_location() };
-    let outcome = caught(body);
+    let before = errno();
+    reported(before, caught(body))
+}
+
+/// Leaves the errno of a failure in errno, and the one from `before` where there is none.
+pub(super) fn reported<T>(before: c_int, outcome: Outcome<T>) -> Outcome<T> {
     set_errno(outcome.as_ref().err().copied().unwrap_or(before));
     outcome
 }

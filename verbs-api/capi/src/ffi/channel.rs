@@ -2,14 +2,15 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::ops::ControlFlow;
 
 use crate::plain;
 
-use super::border::{Outcome, afford, minus, pointer, quiet, status};
+use super::border::{Outcome, afford, pointer, quiet, status};
 use super::context::{self, refused};
 use super::cq::Queue;
 use super::object::{Object, Private, Users};
-use super::wait::{self, Given};
+use super::wait::{self, Given, Sleep};
 use crate::abi;
 
 /// The private part of a channel.
@@ -58,12 +59,12 @@ pub(super) unsafe extern "C" fn destroy_comp_channel(channel: *mut abi::CompChan
 }
 
 /// `ibv_get_cq_event(3)`.
-pub(super) unsafe extern "C" fn get_cq_event(
+pub(super) unsafe extern "C-unwind" fn get_cq_event(
     channel: *mut abi::CompChannel,
     cq: *mut *mut abi::Cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    minus(|| {
+    let event = wait::cancellable(|| {
         // SAFETY: the program's channel, and its context.
         let (object, shared) =
             unsafe { (Object::<Channel>::of(channel)?, context::of((*channel).context)?) };
@@ -72,26 +73,23 @@ pub(super) unsafe extern "C" fn get_cq_event(
             return Err(libc::EINVAL);
         }
         let Channel { channel, fd, .. } = &object.private;
-        loop {
-            while let Some(number) = channel.try_event() {
-                let objects = shared.objects.lock();
-                let Some(found) = objects.cqs.get(&number) else { continue };
-                let found = *found as *mut abi::Cq;
-                // SAFETY: a queue leaves the table, under its lock, before it is destroyed; the
-                // others are the program's pointers.
-                unsafe {
-                    Queue::of(found)?.events.took();
-                    cq.write(found);
-                    cq_context.write((*found).cq_context);
-                }
-                return Ok(0);
+        while let Some(number) = channel.try_event() {
+            let objects = shared.objects.lock();
+            let Some(found) = objects.cqs.get(&number) else { continue };
+            let found = *found as *mut abi::Cq;
+            // SAFETY: a queue leaves the table, under its lock, before it is destroyed; the others
+            // are the program's pointers.
+            unsafe {
+                Queue::of(found)?.events.took();
+                cq.write(found);
+                cq_context.write((*found).cq_context);
             }
-            wait::may_block(fd)?;
-            if channel.wait(None) {
-                wait::interrupted()?;
-            }
+            return Ok(ControlFlow::Break(0));
         }
-    })
+        wait::may_block(fd)?;
+        Ok(ControlFlow::Continue(Sleep::Completion(channel.sleep())))
+    });
+    event.unwrap_or(-1)
 }
 
 /// `ibv_ack_cq_events(3)`.

@@ -2,16 +2,18 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
+use std::ops::ControlFlow;
 
 use rocinante_soft::model::event::AsyncEvent;
 use rocinante_stack::verbs::QpEvent;
 
-use super::border::{minus, quiet};
+use super::border::quiet;
 use super::context::{self, Shared};
 use super::cq::Queue;
 use super::object::Unacknowledged;
 use super::qp::Pair;
-use super::{srq, wait};
+use super::srq;
+use super::wait::{self, Sleep};
 use crate::abi;
 
 /// `enum ibv_event_type`.
@@ -111,28 +113,27 @@ unsafe fn of<'a>(kind: Option<Kind>, object: usize) -> Option<&'a Unacknowledged
 }
 
 /// `ibv_get_async_event(3)`.
-pub(super) unsafe extern "C" fn get_async_event(
+pub(super) unsafe extern "C-unwind" fn get_async_event(
     context: *mut abi::Context,
     event: *mut abi::AsyncEvent,
 ) -> c_int {
-    minus(|| {
+    let taken = wait::cancellable(|| {
         // SAFETY: the program's context.
         let shared = unsafe { context::of(context)? };
         shared.is_own()?;
         if event.is_null() {
             return Err(libc::EINVAL);
         }
-        loop {
-            if let Some((element, event_type)) = next(shared) {
-                let element = element as *mut _;
-                // SAFETY: the program's structure.
-                unsafe { event.write(abi::AsyncEvent { element, event_type }) };
-                return Ok(0);
-            }
-            wait::may_block(&shared.async_fd)?;
-            wait::readable(&shared.async_fd)?;
+        if let Some((element, event_type)) = next(shared) {
+            let element = element as *mut _;
+            // SAFETY: the program's structure.
+            unsafe { event.write(abi::AsyncEvent { element, event_type }) };
+            return Ok(ControlFlow::Break(0));
         }
-    })
+        wait::may_block(&shared.async_fd)?;
+        Ok(ControlFlow::Continue(Sleep::Readable(shared.async_fd.number())))
+    });
+    taken.unwrap_or(-1)
 }
 
 fn next(shared: &Shared) -> Option<(usize, c_int)> {

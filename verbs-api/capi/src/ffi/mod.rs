@@ -33,4 +33,4 @@ mod sysfs;
 mod ucma;
 mod wait;
 
-pub(crate) use self::wait::{Given, may_block, readable, without_signals};
+pub(crate) use self::wait::{Given, may_block, without_signals};

@@ -3,15 +3,17 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ops::ControlFlow;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Once};
 
 use crate::plain::is_accessible;
 
-use super::border::{Outcome, caught, minus, quiet, set_errno};
+use super::border::{Outcome, minus, quiet, set_errno};
 use super::fork;
 use super::slots::{self, Before};
+use super::wait::{Sleep, cancellable};
 use crate::log::{Level, say};
 use crate::ucma::{self, Answer, Memory, Ucma};
 
@@ -155,31 +157,30 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
     }
 }
 
-unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize {
-    if let Some(file) = ucma().file(fd) {
-        let done = caught(|| {
+unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize {
+    if ucma().has(fd) {
+        let done = cancellable(|| {
+            let file = ucma().file(fd).ok_or(libc::EBADF)?;
             let taken = isize::try_from(len).map_err(|_| libc::EINVAL)?;
             let at = bytes as u64;
             // Bytes behind the command are not read, for any length of the write.
             let header = Program.load(at, len.min(ucma::HEADER))?;
             let input = Program.load(at, len.min(ucma::announced(&header)))?;
-            loop {
-                match ucma().command(&file, &input, &Program) {
-                    Err(libc::EAGAIN) if ucma::waits(&header) => file.wait()?,
-                    Ok(answer) => {
-                        put(&answer)?;
-                        return Ok(taken);
-                    }
-                    Err(errno) => return Err(errno),
+            match ucma().command(&file, &input, &Program) {
+                Err(libc::EAGAIN) if ucma::waits(&header) => {
+                    file.may_block()?;
+                    Ok(ControlFlow::Continue(Sleep::Event(file)))
                 }
+                Ok(answer) => {
+                    put(&answer)?;
+                    Ok(ControlFlow::Break(taken))
+                }
+                Err(errno) => Err(errno),
             }
         });
-        return done.unwrap_or_else(|errno| {
-            set_errno(errno);
-            -1
-        });
+        return done.unwrap_or(-1);
     }
-    type Write = unsafe extern "C" fn(c_int, *const c_void, usize) -> isize;
+    type Write = unsafe extern "C-unwind" fn(c_int, *const c_void, usize) -> isize;
     match theirs!(c"write" as Write) {
         // SAFETY: as the caller's call.
         Some(write) => unsafe { write(fd, bytes, len) },

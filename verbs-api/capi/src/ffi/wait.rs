@@ -1,17 +1,21 @@
 //! Sleeping in a blocking call.
 #![allow(unsafe_code)]
 
+use std::cell::RefCell;
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
+use std::ptr;
+use std::sync::Arc;
 
 use rustix::event::epoll;
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
 
-use super::border::Outcome;
+use super::border::{Outcome, caught, errno, reported};
 use crate::plain::apart;
+use crate::ucma::File;
 
 /// A descriptor that the program has, too. If it closed it and has a file under its number, that
 /// stays open.
@@ -79,21 +83,110 @@ pub(crate) fn may_block(fd: impl AsFd) -> Outcome<()> {
     if flags.contains(OFlags::NONBLOCK) { Err(libc::EAGAIN) } else { Ok(()) }
 }
 
-/// Sleeps until the descriptor is readable.
-pub(crate) fn readable(fd: impl AsFd) -> Outcome<()> {
-    loop {
-        match poll(&mut [PollFd::new(&fd, PollFlags::IN)], None) {
-            Ok(_) => return Ok(()),
-            Err(Errno::INTR) => interrupted()?,
-            Err(error) => return Err(error.raw_os_error()),
+/// The object of a thread's sleep.
+pub(super) enum Sleep {
+    /// A channel of completions, and the port that brings them.
+    Completion(rocinante_soft::Sleep),
+    /// A file of rdma_cm.
+    Event(Arc<File>),
+    /// A descriptor that the program must not close meanwhile.
+    Readable(RawFd),
+}
+
+impl Sleep {
+    fn polled(&self) -> Polled {
+        let (fd, port, longest) = match self {
+            Self::Completion(sleep) => (sleep.fd().as_raw_fd(), sleep.port(), sleep.longest()),
+            Self::Event(file) => (file.bell().as_raw_fd(), None, None),
+            Self::Readable(fd) => (*fd, None, None),
+        };
+        // The call looks at no descriptor of a negative number.
+        let (port, writable) = port.unwrap_or((-1, false));
+        let writable = if writable { libc::POLLOUT } else { 0 };
+        let polled = |fd, events| libc::pollfd { fd, events, revents: 0 };
+        Polled {
+            fds: [polled(fd, libc::POLLIN), polled(port, libc::POLLIN | writable)],
+            longest: longest.map(|longest| libc::timespec {
+                tv_sec: libc::time_t::try_from(longest.as_secs()).unwrap_or(libc::time_t::MAX),
+                tv_nsec: longest.subsec_nanos().into(),
+            }),
         }
+    }
+}
+
+/// The arguments of `ppoll(2)`.
+#[derive(Clone, Copy)]
+struct Polled {
+    fds: [libc::pollfd; 2],
+    longest: Option<libc::timespec>,
+}
+
+unsafe extern "C-unwind" {
+    // A cancelled thread ends in these: they unwind (`pthreads(7)`).
+    fn pthread_testcancel();
+    fn ppoll(
+        fds: *mut libc::pollfd,
+        count: libc::nfds_t,
+        longest: *const libc::timespec,
+        mask: *const libc::sigset_t,
+    ) -> c_int;
+}
+
+thread_local! {
+    /// The sleep of this thread. Where it is cancelled meanwhile, its end drops this.
+    static ASLEEP: RefCell<Option<Sleep>> = const { RefCell::new(None) };
+}
+
+/// Takes `step` until it has a result, and sleeps between. This is a cancellation point, as the
+/// read(2) of rdma-core is. A cancelled thread unwinds from here to the program. Rust allows that
+/// through frames without a destructor, and `Copy` has none.
+pub(super) fn cancellable<T: Copy>(
+    step: impl Fn() -> Outcome<ControlFlow<T, Sleep>> + Copy,
+) -> Outcome<T> {
+    // SAFETY: it has no arguments.
+    unsafe { pthread_testcancel() };
+    let before = errno();
+    // Of the last sleep: whether more than the first descriptor ended it, and its error.
+    let (mut woken, mut error) = (false, 0);
+    loop {
+        let next = caught(|| {
+            let slept = ASLEEP.take();
+            if let Some(Sleep::Completion(mut sleep)) = slept
+                && woken
+            {
+                sleep.woken();
+            }
+            match error {
+                0 => {}
+                libc::EINTR => interrupted()?,
+                error => return Err(error),
+            }
+            Ok(match step()? {
+                ControlFlow::Break(result) => ControlFlow::Break(result),
+                ControlFlow::Continue(sleep) => {
+                    let polled = sleep.polled();
+                    ASLEEP.set(Some(sleep));
+                    ControlFlow::Continue(polled)
+                }
+            })
+        });
+        let mut polled = match next {
+            Ok(ControlFlow::Continue(polled)) => polled,
+            Ok(ControlFlow::Break(result)) => return reported(before, Ok(result)),
+            Err(error) => return reported(before, Err(error)),
+        };
+        let longest = polled.longest.as_ref().map_or(ptr::null(), ptr::from_ref);
+        // SAFETY: the structures are there during the call.
+        let found = unsafe { ppoll(polled.fds.as_mut_ptr(), 2, longest, ptr::null()) };
+        let [first, port] = polled.fds.map(|fd| fd.revents != 0);
+        (woken, error) = (port || !first, if found < 0 { errno() } else { 0 });
     }
 }
 
 /// A signal interrupted a call of the system that does not go on by itself. `EINTR`, as read(2)
 /// would return, if the program has a handler without `SA_RESTART`. Which handler ran is not known:
 /// a program that has handlers of both kinds gets `EINTR` for each.
-pub(super) fn interrupted() -> Outcome<()> {
+fn interrupted() -> Outcome<()> {
     /// Signals of a fault of the thread itself, which interrupt no call.
     const FAULTS: [c_int; 6] =
         [libc::SIGILL, libc::SIGTRAP, libc::SIGABRT, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV];

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -10,7 +11,7 @@ use parking_lot::Mutex;
 use super::Outcome;
 use super::id::Id;
 use super::words::Out;
-use crate::ffi::{Given, may_block, readable};
+use crate::ffi::{Given, may_block};
 use crate::plain::Bell;
 
 /// `enum rdma_cm_event_type`.
@@ -103,13 +104,14 @@ impl File {
         *self.fd.lock() = None;
     }
 
-    /// Sleeps until there is an event. In a file that is closed meanwhile that is for ever, as in
-    /// the kernel. Error: `EAGAIN` if the program set `O_NONBLOCK`; `EINTR`.
-    pub(crate) fn wait(&self) -> Outcome<()> {
-        if let Some(fd) = &*self.fd.lock() {
-            may_block(fd)?;
-        }
-        readable(self.bell.as_fd())
+    /// Error: `EAGAIN` if the program set `O_NONBLOCK`.
+    pub(crate) fn may_block(&self) -> Outcome<()> {
+        self.fd.lock().as_ref().map_or(Ok(()), may_block)
+    }
+
+    /// Readable while there are events.
+    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
     }
 
     pub(super) fn push(&self, event: Event) {

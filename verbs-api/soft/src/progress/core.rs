@@ -245,36 +245,56 @@ impl Core {
     /// Sleeps until the port or `fd` has something, or `until`; then drives. For a thread of the
     /// program's that waits.
     pub(crate) fn wait(&self, fd: BorrowedFd<'_>, until: Option<Instant>) {
+        let (port, sleep) = self.waits(until);
+        self.waited(wake::wait(port, fd, sleep) && port.is_some());
+    }
+
+    /// Whether a thread of the program sleeps on the port.
+    #[cfg(test)]
+    pub(crate) fn is_waited(&self) -> bool {
+        self.watch.view().is_waited()
+    }
+
+    /// A thread of the program is about to sleep on the port, and on a descriptor of its own, until
+    /// `until`: the port to watch, if it shall, and the longest sleep. After it, and however it
+    /// ends, [`waited`](Self::waited) follows.
+    pub(crate) fn waits(
+        &self,
+        until: Option<Instant>,
+    ) -> (Option<(BorrowedFd<'_>, bool)>, Option<Duration>) {
         self.tell(Event::Waits, Duration::ZERO);
-        let mut sleep = until.map(|until| until.saturating_duration_since(Instant::now()));
-        let mut port = None;
-        if let Some(mut shard) = self.shard.try_lock() {
-            shard.take_staged();
-            let busy = shard.drive(false);
-            if !busy {
-                let now = shard.now();
-                if let Some(due) = shard.deadline() {
-                    let due = Duration::from_nanos(due.since(now));
-                    sleep = Some(sleep.map_or(due, |sleep| sleep.min(due)));
-                }
-                (port, sleep) = self.watched(&mut shard, sleep);
-            } else {
-                sleep = Some(Duration::ZERO);
-            }
-            let mut woken = Woken::default();
-            self.events.collect(&mut shard, &mut woken);
-            drop(shard);
-            fence(Ordering::SeqCst);
-            drop(woken);
-            if self.staging.has_some() {
-                sleep = Some(Duration::ZERO);
-            }
-        } else {
+        let sleep = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let Some(mut shard) = self.shard.try_lock() else {
             // The thread that drives will find the completion that this one waits for, or leave it
             // to the next.
-            sleep = Some(sleep.unwrap_or(standby::MIN).min(standby::MIN));
+            return (None, Some(sleep.unwrap_or(standby::MIN).min(standby::MIN)));
+        };
+        let (mut port, mut sleep) = (None, sleep);
+        shard.take_staged();
+        let busy = shard.drive(false);
+        if !busy {
+            let now = shard.now();
+            if let Some(due) = shard.deadline() {
+                let due = Duration::from_nanos(due.since(now));
+                sleep = Some(sleep.map_or(due, |sleep| sleep.min(due)));
+            }
+            (port, sleep) = self.watched(&mut shard, sleep);
+        } else {
+            sleep = Some(Duration::ZERO);
         }
-        let mut woken = wake::wait(port, fd, sleep) && port.is_some();
+        let mut woken = Woken::default();
+        self.events.collect(&mut shard, &mut woken);
+        drop(shard);
+        fence(Ordering::SeqCst);
+        drop(woken);
+        if self.staging.has_some() {
+            sleep = Some(Duration::ZERO);
+        }
+        (port, sleep)
+    }
+
+    /// The sleep is over; `woken` if the port or the time ended it. Drives.
+    pub(crate) fn waited(&self, mut woken: bool) {
         // A poll counts only if something arrived: then the background thread stands aside. A
         // wake-up without a datagram is a change of the network.
         self.drive_and(true, &mut Woken::default(), |shard, busy| {

@@ -15,8 +15,10 @@ use rocinante_stack::{Completions as _, Engine, EngineConfig, Urgency};
 use super::super::announce::CqShared;
 use super::super::announce_tests::cqe;
 use super::super::host::Host;
+use super::super::limits_tests::shared;
 use super::super::router::Router;
 use super::super::shard::Shard;
+use super::super::{Channel, Device, Inbox};
 use super::core::Core;
 use super::watch::{Call, Event, State};
 use crate::provider::wake::{self, AsFd as _};
@@ -294,4 +296,20 @@ fn a_flood_is_left_alone_for_a_moment_and_then_read_at_once() {
         assert!(Instant::now() < deadline, "it is over");
         shard.drive(false);
     }
+}
+
+/// Where a thread is cancelled in its sleep, only the drop of what it holds says so.
+#[test]
+fn a_sleep_on_a_channel_lasts_until_it_is_dropped() {
+    let (hca, _) = shared(11);
+    let device = Device::new(hca, Arc::new(Inbox::new().unwrap()), true).unwrap();
+    let channel = Channel::create(&device).unwrap();
+    let is_waited = || device.shards.all().any(|core| core.is_waited());
+    let sleeps = [channel.sleep(), channel.sleep()];
+    assert!(sleeps.iter().all(|sleep| sleep.port().is_some()));
+    for sleep in sleeps {
+        assert!(is_waited());
+        drop(sleep);
+    }
+    assert!(!is_waited());
 }

@@ -1,6 +1,5 @@
 //! Event descriptors: one thread wakes another, and a program waits for the device in its own loop.
 
-use std::cell::Cell;
 use std::io;
 pub(crate) use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -38,16 +37,6 @@ pub fn clear(fd: &OwnedFd) {
 pub fn take(fd: &OwnedFd) -> bool {
     let mut count = [0; 8];
     rustix::io::read(fd, &mut count).is_ok()
-}
-
-thread_local! {
-    /// A signal has interrupted a wait of this thread.
-    static INTERRUPTED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Returns whether a signal has interrupted a wait of this thread since the last call.
-pub fn take_interrupted() -> bool {
-    INTERRUPTED.take()
 }
 
 /// Wakes a sleeping thread: at once, or later by a timer.
@@ -160,9 +149,7 @@ fn ready(
     ];
     let count = if port.is_some() { 3 } else { 2 };
     // An interrupted wait is a short one: callers check their state again.
-    if poll(&mut fds[..count], timeout.map(timespec).as_ref()) == Err(rustix::io::Errno::INTR) {
-        INTERRUPTED.set(true);
-    }
+    let _ = poll(&mut fds[..count], timeout.map(timespec).as_ref());
     let [now, later, port] = fds.map(|fd| !fd.revents().is_empty());
     [count == 3 && port, now, later]
 }
