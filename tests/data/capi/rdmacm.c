@@ -307,6 +307,19 @@ static void who_is_not_there_or_refuses(void)
 	CHECK(!rdma_ack_cm_event(asked));
 	gone(child);
 	gone(client);
+	// An answer that cannot be sent is a refusal.
+	client = routed(here, RDMA_PS_TCP, 5004);
+	ask(client, "please");
+	asked = event(there, RDMA_CM_EVENT_CONNECT_REQUEST);
+	child = asked->id;
+	CHECK(!rdma_ack_cm_event(asked));
+	queue_pair(child);
+	char long_private[200] = "";
+	struct rdma_conn_param answer = { .private_data = long_private, .private_data_len = 200 };
+	CHECK(rdma_accept(child, &answer) == -1 && errno == EINVAL);
+	CHECK(status_of(here, RDMA_CM_EVENT_REJECTED) == 28);
+	gone(child);
+	gone(client);
 	// The listener goes with a request that nobody has read.
 	client = routed(here, RDMA_PS_TCP, 5004);
 	ask(client, "please");
@@ -965,6 +978,12 @@ static void lose(void)
 	while (!is_up("eth0"))
 		usleep(1000);
 	is_asked(any, on, "10.99.7.1");
+	// Another comes under its name before it is seen to be gone.
+	unsigned index = if_nametoindex("eth0");
+	fprintf(stderr, "asks for one more\n");
+	while (if_nametoindex("eth0") == index || !is_up("eth0"))
+		usleep(1000);
+	is_asked(any, on, "10.99.7.2");
 	gone(unread);
 	gone(unanswered);
 	gone(child);

@@ -452,6 +452,17 @@ fn ids_are_told_that_their_device_is_gone((user, backend): (u32, &str)) {
     ip("link set eth9 up");
     ip("address add 10.99.7.1/24 dev eth0");
     ip("link set eth0 up");
+    loses.says("asks for one more");
+    let script = "echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6 && ip -batch - <<END
+        link delete eth0
+        link add eth0 type veth peer name eth9
+        link set eth9 up
+        address add 10.99.7.2/24 dev eth0
+        link set eth0 up
+        END";
+    let script = script.lines().map(|line| format!("{}\n", line.trim())).collect::<String>();
+    let done = a.output(Command::new("sh").args(["-c", &script])).unwrap();
+    assert!(done.status.success(), "{done:?}");
     let done = loses.finish().succeeded();
     assert!(done.out.ends_with("all as expected\n"), "{}", done.out);
 }

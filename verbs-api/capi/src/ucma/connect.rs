@@ -166,23 +166,28 @@ impl Command<'_> {
                 let conn = *conn;
                 // Its events are the program's from now on.
                 id.facts.lock().uid = self.body.u64(0);
-                if let Some(route) = &mut id.facts.lock().route {
-                    route.responder_resources = side.responder_resources;
-                    route.initiator_depth = side.initiator_depth;
-                }
                 let accept = Accept { side, keep_alive: None, private: &private };
                 let accepted = device.accept(conn, &accept, Arc::new(ToId(id.clone())));
                 accepted.map_err(|error| {
                     id.facts.lock().uid = 0;
+                    // The peer would wait: as the kernel does.
+                    let _ = device.reject(conn, RejReason::CONSUMER, &[]);
                     errno(&error)
                 })?;
+                if let Some(route) = &mut id.facts.lock().route {
+                    route.responder_resources = side.responder_resources;
+                    route.initiator_depth = side.initiator_depth;
+                }
                 held.phase = Phase::Connected(conn);
             }
             (Phase::Asked(ask), true) => {
                 let ask = *ask;
                 let qkey = if qkey == 0 { held.qkey } else { qkey };
                 let with = if qkey == 0 { Err(SidrStatus::REJECT) } else { Ok((side.qpn, qkey)) };
-                device.answer(ask, with, &private).map_err(|error| errno(&error))?;
+                device.answer(ask, with, &private).map_err(|error| {
+                    let _ = device.answer(ask, Err(SidrStatus::REJECT), &[]);
+                    errno(&error)
+                })?;
                 held.phase = Phase::Answered;
                 if qkey == 0 {
                     return Err(NO_QKEY);

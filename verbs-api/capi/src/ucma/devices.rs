@@ -135,6 +135,11 @@ impl Devices {
         Ok(())
     }
 
+    /// Whether that is so.
+    pub(super) fn follows(&self) -> bool {
+        self.arrivals.lock().is_some()
+    }
+
     pub(super) fn close(&self) {
         let arrivals = self.arrivals.lock().take();
         drop(arrivals);

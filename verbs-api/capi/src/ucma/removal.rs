@@ -125,13 +125,17 @@ impl Ucma {
     }
 
     /// The device is gone: so are the connections and listeners of all ids that are on it.
-    fn remove(&self, device: &Arc<Opened>) {
+    fn remove(self: &Arc<Self>, device: &Arc<Opened>) {
         self.devices.forget(device);
         self.ports.lock().leave(Some(device));
         // A listener may have made an id for a request meanwhile. Without listeners none comes.
         while self.table.ids_of(None).into_iter().filter(|id| self.remove_from(device, id)).count()
             > 0
         {}
+        // One of the same name may have come before.
+        if self.devices.follows() {
+            self.spread();
+        }
     }
 
     /// Returns whether the id was on the device.
