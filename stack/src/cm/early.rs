@@ -48,6 +48,20 @@ impl ConnectionManager {
         }
     }
 
+    /// Forgets the requests that have waited until `now`, if another process of the address listens
+    /// for them by now: it gets those that the peer repeats.
+    pub fn leave_to_others(&mut self, now: Time, listens: impl Fn(ServiceId, IpAddr) -> bool) {
+        let Self { early, timers, .. } = self;
+        early.retain(|id, it| {
+            let services = [it.service, it.service.listened()];
+            let left = it.due <= now && services.iter().any(|of| listens(*of, it.way.1));
+            if left {
+                timers.remove(&(it.due, Timer::Early(*id)));
+            }
+            !left
+        });
+    }
+
     /// Takes a request that has waited, or refuses it.
     pub(super) fn early_timeout(&mut self, now: Time, id: u64) {
         let Some(early) = self.early.remove(&id) else { return };

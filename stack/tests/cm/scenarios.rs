@@ -110,6 +110,23 @@ fn a_request_without_a_listener_is_refused_late_and_once() {
     net.assert_nothing_left();
 }
 
+/// Another process on the address has the listener by then: it gets the repetitions.
+#[test]
+fn a_request_is_left_to_the_process_that_listens_meanwhile() {
+    let mut net = Net::with(|side| CmConfig { refusal_delay: 500 * MS, ..config(side) }, 1);
+    net.connect(0x11);
+    net.run(100);
+    let elsewhere = |service: ServiceId, _| service == ServiceId::of_port(PortSpace::Tcp, 1);
+    let cm = &mut net.cm[B];
+    cm.leave_to_others(net.now.after(500 * MS), elsewhere);
+    cm.leave_to_others(net.now, |_, _| true);
+    assert_eq!(cm.footprint().early, 1, "it is not due, or is another's");
+    net.now = net.now.after(500 * MS);
+    net.cm[B].leave_to_others(net.now, |_, address| address == crate::net::address(B));
+    assert_eq!((net.cm[B].footprint().early, net.cm[B].poll_timeout()), (0, None));
+    net.sent();
+}
+
 #[test]
 fn few_requests_wait_for_a_listener() {
     let mut net = Net::with(|side| CmConfig { refusal_delay: 100 * MS, ..config(side) }, 1);

@@ -73,6 +73,11 @@ impl Neighbours {
         self.slots.listener(service, address)
     }
 
+    /// Leaves requests that came before their listener to the processes that have it.
+    pub(super) fn leave_requests(&self, now: Time, cm: &mut ConnectionManager) {
+        cm.leave_to_others(now, |service, address| self.listener(service.0, address).is_some());
+    }
+
     #[cold]
     fn hand_over_to(&mut self, slot: u8, datagram: &RxDatagram<'_>) -> bool {
         let taken = self.slots.hand_over(slot, datagram);

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use rocinante_netdev::sim::{SimConfig, SimNet};
 use rocinante_netdev::{AnyPort, Interface, PortConfig, RxDatagram, RxIpId, Shards, Slots};
-use rocinante_stack::cm::CmConfig;
-use rocinante_stack::types::Psn;
-use rocinante_stack::wire::cm::CommId;
+use rocinante_stack::cm::{CmConfig, Connect, ConnectionManager, QpSide};
+use rocinante_stack::types::{Mtu, Psn, Qpn, Time};
+use rocinante_stack::wire::cm::{CommId, PortSpace, ServiceId, Transport};
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, write_gsi};
 use rocinante_stack::wire::{AliveMad, Pairs};
 use rocinante_stack::{Engine, EngineConfig};
@@ -90,4 +90,54 @@ fn a_path_to_the_peer_of_the_dead_has_chores_at_once() {
     assert_eq!(shard.io.paths(), 1);
     let now = shard.now();
     assert!(shard.io.chores_by().is_some_and(|by| by <= now));
+}
+
+/// The listener of another process came while a request waited here. A refusal would end the
+/// connection that the peer's repetition begins there.
+#[test]
+fn a_request_that_waited_is_left_to_the_neighbour_that_listens() {
+    let (here, [first, second]) = neighbours(3);
+    let services = [1, 2].map(|port| ServiceId::of_port(PortSpace::Tcp, port));
+    let mut engine = Engine::new(EngineConfig::default());
+    let config = CmConfig { refusal_delay: 5, ..CmConfig::default() };
+    engine.start_cm(CmConfig { slot: Some(first.first()), ..config });
+    let remote = IpAddr::from([10, 0, 0, 9]);
+    let mut peer = ConnectionManager::new(config);
+    for service in services {
+        let side = QpSide {
+            qpn: Qpn::new(0x11),
+            psn: Psn::new(1),
+            responder_resources: 1,
+            initiator_depth: 1,
+            rnr_retry: 7,
+            flow_control: false,
+            srq: false,
+            announced: None,
+        };
+        let ask = Connect {
+            local: remote,
+            remote: here,
+            service,
+            source_port: 9,
+            side,
+            transport: Transport::Rc,
+            mtu: Mtu::Mtu1024,
+            ack_timeout: 14,
+            retry_count: 7,
+            traffic_class: 0,
+            hop_limit: 64,
+            keep_alive: None,
+            private: b"",
+        };
+        peer.connect(Time(1), &ask).unwrap();
+        let sent = peer.poll_transmit().unwrap();
+        engine.cm().unwrap().handle_mad(Time(1), remote, here, &sent.mad);
+    }
+    second.listen(services[0].0, None).unwrap();
+    let port = SimNet::new(1).port(&[here], &SimConfig::default()).unwrap();
+    let router = Router::new(None, Some(Neighbours::new(&first)));
+    let mut shard = Shard::new("test", engine, AnyPort::from(port), Host::new(1), router);
+    assert_eq!(shard.cm().footprint().early, 2);
+    shard.drive(false);
+    assert_eq!((shard.cm().footprint().early, shard.cm().counters().sent), (0, 1));
 }

@@ -167,6 +167,13 @@ impl Router {
         }
     }
 
+    /// Before the engine refuses requests that have no listener here.
+    pub(super) fn leave_requests(&self, now: Time, engine: &mut Engine) {
+        if let (Some(neighbours), Some(cm)) = (&self.neighbours, engine.cm()) {
+            neighbours.leave_requests(now, cm);
+        }
+    }
+
     /// Ends the connections of neighbours that have gone. Returns whether there were some.
     pub(super) fn end_for_neighbours(&self, now: Time, engine: &mut Engine) -> bool {
         match (&self.neighbours, engine.cm()) {

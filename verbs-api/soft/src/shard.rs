@@ -193,6 +193,7 @@ impl Shard {
         }
         if drained || self.overdue == OVERDUE_MAX {
             self.overdue = 0;
+            self.router.leave_requests(now, &mut self.engine);
             self.engine.handle_timeout(now, &mut self.host);
         } else {
             self.overdue += 1;
