@@ -9,8 +9,8 @@ use rocinante_stack::mem::{
 };
 use rocinante_stack::types::{Key, Mtu, Psn, Qpn, Time};
 use rocinante_stack::verbs::{
-    AhId, Completions, CqId, Cqe, Destination, QpState, QpType, RecvWr, SendData, SendOp, SendWr,
-    WcOpcode, WcStatus,
+    AhId, Completions, CqId, Cqe, Destination, QpType, RecvWr, SendData, SendOp, SendWr, WcOpcode,
+    WcStatus,
 };
 use rocinante_stack::wire::icrc::{DF, IpFields, Summed, Template};
 use rocinante_stack::{
@@ -228,63 +228,32 @@ impl End {
         let kind = PeerKind::announced(BUDGET, None);
         let peer = PeerAddress { local: self.addr, remote: to.addr, path: 0, budget: BUDGET, kind };
         let init = self.engine.query_qp(self.qpn).expect("it was made").2;
-        let changes = match init.qp_type {
-            QpType::Ud => {
-                let ah = self.engine.create_ah(PdId(1), &peer).expect("room");
-                self.to = Destination { ah, qpn: to.qpn, qkey: QKEY };
-                datagrams()
-            }
-            _ => connection(peer, to.qpn),
+        if init.qp_type == QpType::Ud {
+            let ah = self.engine.create_ah(PdId(1), &peer).expect("room");
+            self.to = Destination { ah, qpn: to.qpn, qkey: QKEY };
+        }
+        let attr = QpAttr {
+            pkey_index: Some(0),
+            port: Some(1),
+            access: Some(Access::ALL),
+            qkey: Some(QKEY),
+            peer: Some(peer),
+            path_mtu: Some(Mtu::Mtu4096),
+            dest_qpn: Some(to.qpn),
+            rq_psn: Some(Psn::new(77)),
+            max_dest_rd_atomic: Some(16),
+            min_rnr_timer: Some(12),
+            sq_psn: Some(Psn::new(77)),
+            max_rd_atomic: Some(16),
+            retry_cnt: Some(7),
+            rnr_retry: Some(7),
+            timeout: Some(14),
+            ..QpAttr::default()
         };
-        for attr in changes {
+        for attr in attr.steps(init.qp_type) {
             self.engine.modify_qp(self.qpn, &attr, &mut self.host).expect("a legal change");
         }
     }
-}
-
-/// The attributes for INIT, RTR and RTS.
-fn connection(peer: PeerAddress, dest: Qpn) -> [QpAttr; 3] {
-    let init = QpAttr {
-        state: Some(QpState::Init),
-        pkey_index: Some(0),
-        port: Some(1),
-        access: Some(Access::ALL),
-        ..QpAttr::default()
-    };
-    let rtr = QpAttr {
-        state: Some(QpState::Rtr),
-        peer: Some(peer),
-        path_mtu: Some(Mtu::Mtu4096),
-        dest_qpn: Some(dest),
-        rq_psn: Some(Psn::new(77)),
-        max_dest_rd_atomic: Some(16),
-        min_rnr_timer: Some(12),
-        ..QpAttr::default()
-    };
-    let rts = QpAttr {
-        state: Some(QpState::Rts),
-        sq_psn: Some(Psn::new(77)),
-        max_rd_atomic: Some(16),
-        retry_cnt: Some(7),
-        rnr_retry: Some(7),
-        timeout: Some(14),
-        ..QpAttr::default()
-    };
-    [init, rtr, rts]
-}
-
-fn datagrams() -> [QpAttr; 3] {
-    let init = QpAttr {
-        state: Some(QpState::Init),
-        pkey_index: Some(0),
-        port: Some(1),
-        qkey: Some(QKEY),
-        ..QpAttr::default()
-    };
-    let rtr = QpAttr { state: Some(QpState::Rtr), ..QpAttr::default() };
-    let psn = Some(Psn::new(77));
-    let rts = QpAttr { state: Some(QpState::Rts), sq_psn: psn, ..QpAttr::default() };
-    [init, rtr, rts]
 }
 
 /// User memory and a completion queue.

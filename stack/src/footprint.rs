@@ -152,18 +152,12 @@ mod tests {
             pkey_index: Some(0),
             port: Some(1),
             access: Some(crate::mem::Access::ALL),
-            ..QpAttr::default()
-        };
-        let rtr = QpAttr {
             peer: Some(PeerAddress { local, remote, path: 0, budget, kind }),
             path_mtu: Some(Mtu::Mtu1024),
             dest_qpn: Some(Qpn::new(7)),
             rq_psn: Some(Psn::new(0)),
             max_dest_rd_atomic: Some(1),
             min_rnr_timer: Some(12),
-            ..QpAttr::default()
-        };
-        let rts = QpAttr {
             sq_psn: Some(Psn::new(0)),
             max_rd_atomic: Some(1),
             retry_cnt: Some(7),
@@ -171,9 +165,7 @@ mod tests {
             timeout: Some(14),
             ..QpAttr::default()
         };
-        let steps = [(QpState::Init, attr), (QpState::Rtr, rtr), (QpState::Rts, rts)];
-        for (state, attr) in steps {
-            let attr = QpAttr { state: Some(state), ..attr };
+        for attr in attr.steps(QpType::Rc) {
             engine.modify_qp(qpn, &attr, &mut Nothing).expect("a legal change");
         }
         (engine, qpn)

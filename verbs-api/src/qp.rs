@@ -214,31 +214,26 @@ impl Qp {
                 "a queue pair for datagrams has no peer: make it ready instead of connecting it";
             return Err(VerbsError::Invalid(why.into()));
         }
-        let reliable = self.qp_type == QpType::Rc;
         let own = self.pd.device().active_mtu();
         let mtu = options.mtu.unwrap_or(own).min(own).min(peer.mtu);
-        let rtr = QpAttr {
-            state: Some(QpState::Rtr),
+        let attr = QpAttr {
             path_mtu: Some(mtu),
             dest_qpn: Some(peer.qpn),
             rq_psn: Some(psns.1),
-            max_dest_rd_atomic: reliable.then_some(options.max_dest_rd_atomic),
-            min_rnr_timer: reliable.then_some(options.min_rnr_timer),
+            max_dest_rd_atomic: Some(options.max_dest_rd_atomic),
+            min_rnr_timer: Some(options.min_rnr_timer),
+            sq_psn: Some(psns.0),
+            max_rd_atomic: Some(options.max_rd_atomic),
+            retry_cnt: Some(options.retry_cnt),
+            rnr_retry: Some(options.rnr_retry),
+            timeout: Some(options.timeout),
             ..QpAttr::default()
         };
+        let [_, rtr, rts] = attr.steps(self.qp_type);
         let path = PeerPath::to(peer)
             .sgid_index(self.sgid_index.into())
             .traffic_class(options.traffic_class)
             .hop_limit(options.hop_limit);
-        let rts = QpAttr {
-            state: Some(QpState::Rts),
-            sq_psn: Some(psns.0),
-            max_rd_atomic: reliable.then_some(options.max_rd_atomic),
-            retry_cnt: reliable.then_some(options.retry_cnt),
-            rnr_retry: reliable.then_some(options.rnr_retry),
-            timeout: reliable.then_some(options.timeout),
-            ..QpAttr::default()
-        };
         // Before anything has changed: on the way back from RTR, receives that are posted get lost.
         self.check_limits(&rts)?;
         rts.check(self.qp_type, QpState::Rtr).map_err(VerbsError::Modify)?;
@@ -250,9 +245,9 @@ impl Qp {
             let why = "only a queue pair for datagrams is ready without a peer: connect it";
             return Err(VerbsError::Invalid(why.into()));
         }
-        let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
-        let rts = QpAttr { sq_psn: Some(self.psn), ..to(QpState::Rts) };
-        self.bring_up(&ModifyAttr { attr: to(QpState::Rtr), path: None }, rts)
+        let attr = QpAttr { sq_psn: Some(self.psn), ..QpAttr::default() };
+        let [_, rtr, rts] = attr.steps(self.qp_type);
+        self.bring_up(&ModifyAttr { attr: rtr, path: None }, rts)
     }
 
     /// From INIT to RTS. If RTS fails, the queue pair goes back to INIT, without its receives.

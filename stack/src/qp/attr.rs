@@ -247,6 +247,11 @@ macro_rules! attributes {
             fn mask(&self) -> u32 {
                 0 $( | u32::from(self.$field.is_some()) << Bit::$bit as u32 )*
             }
+
+            /// Those of a mask.
+            fn only(&self, mask: u32) -> Self {
+                Self { $( $field: self.$field.filter(|_| mask & $bit != 0), )* }
+            }
         }
 
         $( #[allow(non_upper_case_globals)] const $bit: u32 = 1 << Bit::$bit as u32; )*
@@ -360,6 +365,17 @@ const fn transitions(qp_type: QpType) -> &'static [Transition] {
 }
 
 impl QpAttr {
+    /// The changes to INIT, RTR and RTS, one after the other, of a queue pair of this type that is
+    /// in RESET. Each takes those of these attributes that it needs.
+    #[must_use]
+    pub fn steps(&self, qp_type: QpType) -> [Self; 3] {
+        [QpState::Init, QpState::Rtr, QpState::Rts].map(|to| {
+            let mut rows = transitions(qp_type).iter();
+            let row = rows.find(|row| row.1 == to && row.0 != to).expect("one leads to it");
+            Self { state: Some(to), ..*self }.only(row.2)
+        })
+    }
+
     /// The state that the change leads to from `from`, if `ibv_modify_qp(3)` permits it for queue
     /// pairs of this type.
     ///

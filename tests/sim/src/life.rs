@@ -319,11 +319,7 @@ impl World<'_> {
         let (Some(engine), Some(qpn)) = (&mut host.engine, self.ends[end].qpn) else {
             return Ok(());
         };
-        let steps = match connection.qp_type {
-            QpType::Ud => datagram_steps(&connection.terms, end % 2),
-            _ => steps(&connection, peer, dest, end % 2),
-        };
-        for attr in steps {
+        for attr in steps(&connection, peer, dest, end % 2) {
             self.tally.steps += 1;
             if let Err(error) = engine.modify_qp(qpn, &attr, &mut host.ram) {
                 return Err(format!("end {end} cannot be connected: {error}"));
@@ -406,49 +402,26 @@ impl World<'_> {
     }
 }
 
-/// The attributes of INIT, RTR and RTS of a datagram queue pair, for the side `at`.
-fn datagram_steps(terms: &Terms, at: usize) -> [QpAttr; 3] {
-    let init = QpAttr {
-        state: Some(QpState::Init),
-        pkey_index: Some(0),
-        port: Some(1),
-        qkey: Some(terms.qkey[at]),
-        ..QpAttr::default()
-    };
-    let rtr = QpAttr { state: Some(QpState::Rtr), ..QpAttr::default() };
-    let psn = Some(Psn::new(terms.psn[at]));
-    let rts = QpAttr { state: Some(QpState::Rts), sq_psn: psn, ..QpAttr::default() };
-    [init, rtr, rts]
-}
-
 /// The attributes of INIT, RTR and RTS for the side `at`.
 fn steps(connection: &Connection, peer: PeerAddress, dest: u32, at: usize) -> [QpAttr; 3] {
-    let (reliable, terms) = (connection.qp_type == QpType::Rc, &connection.terms);
-    let init = QpAttr {
-        state: Some(QpState::Init),
+    let terms = &connection.terms;
+    let attr = QpAttr {
         pkey_index: Some(0),
         port: Some(1),
         access: Some(terms.access),
-        ..QpAttr::default()
-    };
-    let rtr = QpAttr {
-        state: Some(QpState::Rtr),
+        qkey: Some(terms.qkey[at]),
         peer: Some(peer),
         path_mtu: Some(terms.mtu),
         dest_qpn: Some(rocinante_stack::types::Qpn::new(dest)),
         rq_psn: Some(Psn::new(terms.psn[1 - at])),
-        max_dest_rd_atomic: reliable.then_some(terms.rd_atomic),
-        min_rnr_timer: reliable.then_some(terms.min_rnr_timer),
-        ..QpAttr::default()
-    };
-    let rts = QpAttr {
-        state: Some(QpState::Rts),
+        max_dest_rd_atomic: Some(terms.rd_atomic),
+        min_rnr_timer: Some(terms.min_rnr_timer),
         sq_psn: Some(Psn::new(terms.psn[at])),
-        max_rd_atomic: reliable.then_some(terms.rd_atomic),
-        retry_cnt: reliable.then_some(terms.retry_cnt),
-        rnr_retry: reliable.then_some(terms.rnr_retry),
-        timeout: reliable.then_some(terms.timeout),
+        max_rd_atomic: Some(terms.rd_atomic),
+        retry_cnt: Some(terms.retry_cnt),
+        rnr_retry: Some(terms.rnr_retry),
+        timeout: Some(terms.timeout),
         ..QpAttr::default()
     };
-    [init, rtr, rts]
+    attr.steps(connection.qp_type)
 }

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use rocinante::verbs::{ModifyAttr, Mtu, PeerPath, Psn, QpAttr, QpState, SendOp};
+use rocinante::verbs::{ModifyAttr, Mtu, PeerPath, Psn, QpAttr, QpType, SendOp};
 use rocinante::{Access, Mr, Qp, RecvWr};
 
 use crate::harness::{Harness, On, PATIENCE, Setup, Side, assert_same, pattern, wr};
@@ -145,17 +145,12 @@ pub fn sequence_numbers_wrap(on: On) {
 
 /// RESET to RTS with the given PSNs.
 fn connect_at(side: &Side, qp: &Qp, peer: &Side, its: &Qp, sq_psn: u32, rq_psn: u32) {
-    let rtr = QpAttr {
-        state: Some(QpState::Rtr),
+    let attr = QpAttr {
         path_mtu: Some(Mtu::Mtu256),
         dest_qpn: Some(its.qpn()),
         rq_psn: Some(Psn::new(rq_psn)),
         max_dest_rd_atomic: Some(16),
         min_rnr_timer: Some(12),
-        ..QpAttr::default()
-    };
-    let rts = QpAttr {
-        state: Some(QpState::Rts),
         sq_psn: Some(Psn::new(sq_psn)),
         max_rd_atomic: Some(16),
         retry_cnt: Some(7),
@@ -163,6 +158,7 @@ fn connect_at(side: &Side, qp: &Qp, peer: &Side, its: &Qp, sq_psn: u32, rq_psn: 
         timeout: Some(14),
         ..QpAttr::default()
     };
+    let [_, rtr, rts] = attr.steps(QpType::Rc);
     let path = PeerPath::new(peer.address).budget(its.endpoint().budget);
     side.run(|| {
         qp.modify(&ModifyAttr::init(Access::ALL)).unwrap();

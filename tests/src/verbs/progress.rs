@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use rocinante::verbs::{
-    AsyncEvent, ModifyAttr, Mtu, PeerPath, PostError, QpAttr, QpEvent, QpState, SendData, SendOp,
+    AsyncEvent, ModifyAttr, Mtu, PeerPath, PostError, QpAttr, QpEvent, QpState, QpType, SendData,
+    SendOp,
 };
 use rocinante::{Access, CompChannel, ConnectOptions, Qp, RecvWr, SendWr, VerbsError, WcStatus};
 
@@ -343,32 +344,30 @@ pub fn events_are_told(on: On) {
     // Only the active side is in RTS. The passive side gets the first request while in RTR.
     let prepared = [a, b].map(|side| side.qp().build_reset().unwrap());
     let [qp, peer] = &prepared;
-    let rtr = |its: &Qp| QpAttr {
-        state: Some(QpState::Rtr),
-        path_mtu: Some(Mtu::Mtu1024),
-        dest_qpn: Some(its.qpn()),
-        rq_psn: Some(its.endpoint().psn),
-        max_dest_rd_atomic: Some(4),
-        min_rnr_timer: Some(12),
-        ..QpAttr::default()
-    };
-    let rts = QpAttr {
-        state: Some(QpState::Rts),
-        sq_psn: Some(qp.endpoint().psn),
-        max_rd_atomic: Some(4),
-        retry_cnt: Some(7),
-        rnr_retry: Some(7),
-        timeout: Some(14),
-        ..QpAttr::default()
+    let steps = |qp: &Qp, its: &Qp| {
+        let attr = QpAttr {
+            path_mtu: Some(Mtu::Mtu1024),
+            dest_qpn: Some(its.qpn()),
+            rq_psn: Some(its.endpoint().psn),
+            max_dest_rd_atomic: Some(4),
+            min_rnr_timer: Some(12),
+            sq_psn: Some(qp.endpoint().psn),
+            max_rd_atomic: Some(4),
+            retry_cnt: Some(7),
+            rnr_retry: Some(7),
+            timeout: Some(14),
+            ..QpAttr::default()
+        };
+        attr.steps(QpType::Rc)
     };
     for (side, its_side, qp, its) in [(b, a, peer, qp), (a, b, qp, peer)] {
         let path = Some(PeerPath::new(its_side.address));
         side.run(|| {
             qp.modify(&ModifyAttr::init(Access::ALL)).unwrap();
-            qp.modify(&ModifyAttr { attr: rtr(its), path }).unwrap();
+            qp.modify(&ModifyAttr { attr: steps(qp, its)[1], path }).unwrap();
         });
     }
-    qp.modify(&ModifyAttr { attr: rts, path: None }).unwrap();
+    qp.modify(&ModifyAttr { attr: steps(qp, peer)[2], path: None }).unwrap();
     peer.post_recv(&[RecvWr { wr_id: 1, sges: &[] }]).unwrap();
     assert!(!is_readable(&b.ctx.async_fd(), Duration::from_millis(1)));
     qp.post_send(&[wr(1, SEND, &[])]).unwrap();

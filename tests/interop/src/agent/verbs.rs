@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use rocinante::device::{Atomics, Backend};
 use rocinante::stats::Counters;
 use rocinante::verbs::{
-    FlushLevel, GRH_LEN, Key, ModifyAttr, Mtu, PeerPath, Placement, Psn, QpAttr, QpState, QpType,
-    Qpn, SendData, SendOp, Sge,
+    FlushLevel, GRH_LEN, Key, ModifyAttr, Mtu, PeerPath, Placement, Psn, QpAttr, QpType, Qpn,
+    SendData, SendOp, Sge,
 };
 use rocinante::{
     Access, Ah, CompChannel, Context, Cq, Mr, Mw, OpenOptions, Pd, Qp, RecvWr, SendWr, Srq,
@@ -340,37 +340,24 @@ impl Verbs {
 
     fn connect(&self, qp: usize, peer: &Peer, how: &Connection) -> Result<()> {
         let qp = self.qp(qp)?;
-        let (datagrams, reliable) = (qp.qp_type() == QpType::Ud, qp.qp_type() == QpType::Rc);
-        let rtr = QpAttr {
-            state: Some(QpState::Rtr),
-            max_dest_rd_atomic: reliable.then_some(how.rd_atomic),
-            min_rnr_timer: reliable.then_some(how.min_rnr_timer),
-            ..QpAttr::default()
-        };
-        let rtr = match datagrams {
-            true => ModifyAttr { attr: rtr, path: None },
-            false => ModifyAttr {
-                attr: QpAttr {
-                    path_mtu: Some(Mtu::from_bytes(how.mtu).ok_or("no such path MTU")?),
-                    dest_qpn: Some(Qpn::new(peer.qpn)),
-                    rq_psn: Some(Psn::new(peer.psn)),
-                    ..rtr
-                },
-                path: Some(PeerPath::new(peer.address)),
-            },
-        };
-        let rts = QpAttr {
-            state: Some(QpState::Rts),
+        let attr = QpAttr {
+            path_mtu: Some(Mtu::from_bytes(how.mtu).ok_or("no such path MTU")?),
+            dest_qpn: Some(Qpn::new(peer.qpn)),
+            rq_psn: Some(Psn::new(peer.psn)),
+            max_dest_rd_atomic: Some(how.rd_atomic),
+            min_rnr_timer: Some(how.min_rnr_timer),
             sq_psn: Some(Psn::new(how.psn)),
-            max_rd_atomic: reliable.then_some(how.rd_atomic),
-            retry_cnt: reliable.then_some(how.retry_cnt),
-            rnr_retry: reliable.then_some(how.rnr_retry),
-            timeout: reliable.then_some(how.timeout),
+            max_rd_atomic: Some(how.rd_atomic),
+            retry_cnt: Some(how.retry_cnt),
+            rnr_retry: Some(how.rnr_retry),
+            timeout: Some(how.timeout),
             ..QpAttr::default()
         };
+        let [_, rtr, rts] = attr.steps(qp.qp_type());
+        let path = (qp.qp_type() != QpType::Ud).then(|| PeerPath::new(peer.address));
         // Connecting looks up routes, which must be the container's.
         let connected = self.inside(|| {
-            qp.modify(&rtr)?;
+            qp.modify(&ModifyAttr { attr: rtr, path })?;
             qp.modify(&ModifyAttr { attr: rts, path: None })
         });
         connected?.map_err(text)
