@@ -12,10 +12,12 @@
 
 mod layout;
 mod numbers;
+mod values;
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 pub use self::numbers::*;
+pub use self::values::*;
 
 pub use rocinante_stack::mem::Sge;
 

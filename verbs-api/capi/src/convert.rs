@@ -1,16 +1,17 @@
 //! Values of `verbs.h` and of this project, one as the other.
 
 use std::ffi::{c_char, c_int, c_uint};
-use std::net::{IpAddr, Ipv6Addr};
 
 use rocinante_soft::model::error::VerbsError;
 use rocinante_soft::model::qp::{ModifyAttr, PeerPath, QpCaps};
 use rocinante_stack::mem::Access;
-use rocinante_stack::types::{Mtu, Psn, Qpn};
-use rocinante_stack::verbs::{QpState, QpType, WcOpcode};
+use rocinante_stack::types::{Psn, Qpn};
 use rocinante_stack::{AltPath, PathMigState, QpAttr};
 
 use crate::abi::{self, WC_GRH, WC_WITH_IMM, WC_WITH_INV, mask};
+pub(crate) use crate::abi::{
+    address, gid, mtu_number as mtu_code, qp_state_number as state_code, qp_type,
+};
 use crate::log::{Level, say};
 use crate::plain::{Cqe, Sender};
 
@@ -32,34 +33,6 @@ pub(crate) fn text<const N: usize>(from: &str) -> [c_char; N] {
     to
 }
 
-pub(crate) fn gid(address: IpAddr) -> [u8; 16] {
-    match address {
-        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-        IpAddr::V6(address) => address.octets(),
-    }
-}
-
-pub(crate) fn address(gid: [u8; 16]) -> IpAddr {
-    IpAddr::V6(Ipv6Addr::from(gid)).to_canonical()
-}
-
-/// `enum ibv_mtu`.
-pub(crate) fn mtu_code(mtu: Mtu) -> c_int {
-    match mtu {
-        Mtu::Mtu256 => 1,
-        Mtu::Mtu512 => 2,
-        Mtu::Mtu1024 => 3,
-        Mtu::Mtu2048 => 4,
-        Mtu::Mtu4096 => 5,
-    }
-}
-
-fn mtu(code: c_int) -> Option<Mtu> {
-    [Mtu::Mtu256, Mtu::Mtu512, Mtu::Mtu1024, Mtu::Mtu2048, Mtu::Mtu4096]
-        .into_iter()
-        .find(|mtu| mtu_code(*mtu) == code)
-}
-
 /// `IBV_ACCESS_OPTIONAL_RANGE`: bits that a device may ignore, such as relaxed ordering.
 const OPTIONAL: u32 = 0x3ff0_0000;
 /// On-demand paging and huge pages: memory is reached by its addresses anyhow.
@@ -77,35 +50,6 @@ pub(crate) fn caps(cap: &abi::QpCap) -> QpCaps {
         max_send_sge: cap.max_send_sge,
         max_recv_sge: cap.max_recv_sge,
         max_inline_data: cap.max_inline_data,
-    }
-}
-
-/// `enum ibv_qp_type`; `None` for those that are not supported.
-pub(crate) fn qp_type(code: c_int) -> Option<QpType> {
-    match code {
-        2 => Some(QpType::Rc),
-        3 => Some(QpType::Uc),
-        4 => Some(QpType::Ud),
-        _ => None,
-    }
-}
-
-const STATES: [QpState; 7] = QpState::ALL;
-
-fn state(code: c_int) -> Option<QpState> {
-    STATES.get(usize::try_from(code).ok()?).copied()
-}
-
-/// `enum ibv_qp_state`.
-pub(crate) fn state_code(state: QpState) -> c_int {
-    match state {
-        QpState::Reset => 0,
-        QpState::Init => 1,
-        QpState::Rtr => 2,
-        QpState::Rts => 3,
-        QpState::Sqd => 4,
-        QpState::Sqe => 5,
-        QpState::Err => 6,
     }
 }
 
@@ -138,10 +82,10 @@ pub(crate) fn modify(attr: &abi::QpAttr, bits: c_int) -> Option<ModifyAttr> {
     let mut change = ModifyAttr { attr: QpAttr::default(), path: None };
     let to = &mut change.attr;
     if has(mask::STATE) {
-        to.state = Some(state(attr.qp_state)?);
+        to.state = Some(abi::qp_state(attr.qp_state)?);
     }
     if has(mask::PATH_MTU) {
-        to.path_mtu = Some(mtu(attr.path_mtu)?);
+        to.path_mtu = Some(abi::mtu(attr.path_mtu)?);
     }
     if has(mask::ACCESS_FLAGS) {
         to.access = Some(access(attr.qp_access_flags)?);
@@ -150,7 +94,7 @@ pub(crate) fn modify(attr: &abi::QpAttr, bits: c_int) -> Option<ModifyAttr> {
         change.path = Some(path(&attr.ah_attr)?);
     }
     if has(mask::CUR_STATE) {
-        to.cur_state = Some(state(attr.cur_qp_state)?);
+        to.cur_state = Some(abi::qp_state(attr.cur_qp_state)?);
     }
     if has(mask::ALT_PATH) {
         let (alt, port) = (&attr.alt_ah_attr, attr.alt_port_num);
@@ -216,23 +160,6 @@ pub(crate) fn remember(known: &mut abi::QpAttr, attr: &abi::QpAttr, bits: c_int)
     }
 }
 
-/// `enum ibv_wc_opcode`.
-fn wc_opcode(opcode: WcOpcode) -> c_int {
-    match opcode {
-        WcOpcode::RdmaWrite => 1,
-        WcOpcode::RdmaRead => 2,
-        WcOpcode::CompSwap => 3,
-        WcOpcode::FetchAdd => 4,
-        WcOpcode::BindMw => 5,
-        WcOpcode::LocalInv => 6,
-        WcOpcode::Flush => 8,
-        WcOpcode::AtomicWrite => 9,
-        WcOpcode::Recv => 128,
-        WcOpcode::RecvRdmaWithImm => 129,
-        _ => 0,
-    }
-}
-
 /// The service level of a datagram. RoCE has none, and ConnectX cards say here how it came: bit 3
 /// if over UDP, below it 1 for IPv6 and 2 for IPv4. UCX's `ud_verbs` asks it where the address is
 /// that the datagram was sent to, and drops a datagram over IPv4 that says nothing.
@@ -251,7 +178,7 @@ pub(crate) fn wc(cqe: Cqe) -> abi::Wc {
     abi::Wc {
         wr_id: cqe.wr_id,
         status: c_int::from(cqe.status as u8),
-        opcode: wc_opcode(cqe.opcode),
+        opcode: abi::wc_opcode_number(cqe.opcode),
         vendor_err: 0,
         byte_len: cqe.byte_len,
         imm_data,

@@ -1,7 +1,7 @@
 //! Conversions between the numbers of `verbs.h` and our types, both ways.
 
 use std::ffi::{c_int, c_uint};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::ptr;
 
 use rocinante_netdev::PortStats;
@@ -19,49 +19,10 @@ use rocinante_stack::{AltPath, Budget, PathMigState, PeerAddress, PeerKind, Post
 use rustix::io::Errno;
 
 use super::ffi;
-use super::ffi::abi::{self, mask, send_flags};
-
-/// `enum ibv_qp_state`, by number.
-const STATES: [(c_int, QpState); 7] = [
-    (0, QpState::Reset),
-    (1, QpState::Init),
-    (2, QpState::Rtr),
-    (3, QpState::Rts),
-    (4, QpState::Sqd),
-    (5, QpState::Sqe),
-    (6, QpState::Err),
-];
-
-pub(super) fn qp_state_number(state: QpState) -> c_int {
-    let found = STATES.iter().find(|(_, other)| *other == state);
-    found.map_or(6, |(number, _)| *number)
-}
-
-/// `None` for states that no queue pair of this library enters.
-pub(super) fn qp_state(number: c_int) -> Option<QpState> {
-    STATES.iter().find(|(other, _)| *other == number).map(|(_, state)| *state)
-}
-
-/// `enum ibv_qp_type`.
-pub(super) fn qp_type_number(qp_type: QpType) -> c_int {
-    match qp_type {
-        QpType::Rc => 2,
-        QpType::Uc => 3,
-        QpType::Ud => 4,
-    }
-}
-
-/// `enum ibv_mtu`: 1 is 256 bytes, 5 is 4096.
-pub(super) fn mtu_number(mtu: Mtu) -> c_int {
-    mtu.bytes().ilog2() as c_int - 7
-}
-
-pub(super) fn mtu(number: c_int) -> Option<Mtu> {
-    match number {
-        1..=5 => Mtu::from_bytes(128 << number),
-        _ => None,
-    }
-}
+use super::ffi::abi::{self, mask, send_flags, wc_opcode};
+pub(super) use super::ffi::abi::{
+    address, gid, mtu, mtu_number, qp_state, qp_state_number, qp_type_number,
+};
 
 /// `enum ibv_access_flags`: our bits are the same.
 pub(super) fn access_flags(access: Access) -> c_int {
@@ -72,18 +33,6 @@ pub(super) fn access_flags(access: Access) -> c_int {
 /// The flags that this library knows; it ignores others.
 pub(super) fn access(flags: c_uint) -> Access {
     Access::from_bits(flags & Access::KNOWN.bits()).unwrap_or(Access::NONE)
-}
-
-/// An IPv4 address stands for its IPv4-mapped GID.
-pub(super) fn gid(address: IpAddr) -> [u8; 16] {
-    match address {
-        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-        IpAddr::V6(address) => address.octets(),
-    }
-}
-
-pub(super) fn address(gid: [u8; 16]) -> IpAddr {
-    Ipv6Addr::from(gid).to_canonical()
 }
 
 pub(super) fn cap(caps: QpCaps) -> abi::QpCap {
@@ -489,24 +438,6 @@ pub(super) fn wc_status(number: c_int) -> WcStatus {
     ];
     let found = known.into_iter().find(|status| *status as c_int == number);
     found.unwrap_or(WcStatus::GeneralErr)
-}
-
-/// `enum ibv_wc_opcode`, by number; `None` for operations that are never posted here.
-pub(super) fn wc_opcode(number: c_int) -> Option<WcOpcode> {
-    Some(match number {
-        0 => WcOpcode::Send,
-        1 => WcOpcode::RdmaWrite,
-        2 => WcOpcode::RdmaRead,
-        3 => WcOpcode::CompSwap,
-        4 => WcOpcode::FetchAdd,
-        8 => WcOpcode::Flush,
-        9 => WcOpcode::AtomicWrite,
-        5 => WcOpcode::BindMw,
-        6 => WcOpcode::LocalInv,
-        128 => WcOpcode::Recv,
-        129 => WcOpcode::RecvRdmaWithImm,
-        _ => return None,
-    })
 }
 
 /// `IBV_WC_RECV`.

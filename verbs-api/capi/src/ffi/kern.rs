@@ -108,6 +108,10 @@ pub(super) struct Path {
 const _: () = assert!(size_of::<KernAh>() == 32 && size_of::<KernQp>() == 144);
 const _: () = assert!(size_of::<KernPath>() == 64 && size_of::<Path>() == 64);
 
+macro_rules! copied {
+    ($to:ident, $from:ident: $($field:ident)*) => { $($to.$field = $from.$field;)* };
+}
+
 fn ah(from: &KernAh) -> abi::AhAttr {
     let grh = abi::GlobalRoute {
         dgid: from.dgid,
@@ -136,39 +140,16 @@ pub(super) unsafe extern "C" fn copy_qp_attr_from_kern(to: *mut abi::QpAttr, fro
     quiet(|| {
         // SAFETY: the caller's structures.
         let (to, from) = unsafe { (&mut *to, &*from) };
-        *to = abi::QpAttr {
-            qp_state: from.qp_state.cast_signed(),
-            cur_qp_state: from.cur_qp_state.cast_signed(),
-            path_mtu: from.path_mtu.cast_signed(),
-            path_mig_state: from.path_mig_state.cast_signed(),
-            qkey: from.qkey,
-            rq_psn: from.rq_psn,
-            sq_psn: from.sq_psn,
-            dest_qp_num: from.dest_qp_num,
-            qp_access_flags: from.qp_access_flags,
-            cap: from.cap,
-            ah_attr: ah(&from.ah_attr),
-            alt_ah_attr: ah(&from.alt_ah_attr),
-            pkey_index: from.pkey_index,
-            alt_pkey_index: from.alt_pkey_index,
-            en_sqd_async_notify: from.en_sqd_async_notify,
-            sq_draining: from.sq_draining,
-            max_rd_atomic: from.max_rd_atomic,
-            max_dest_rd_atomic: from.max_dest_rd_atomic,
-            min_rnr_timer: from.min_rnr_timer,
-            port_num: from.port_num,
-            timeout: from.timeout,
-            retry_cnt: from.retry_cnt,
-            rnr_retry: from.rnr_retry,
-            alt_port_num: from.alt_port_num,
-            alt_timeout: from.alt_timeout,
-            rate_limit: 0,
-        };
+        copied!(to, from: qkey rq_psn sq_psn dest_qp_num qp_access_flags cap pkey_index
+            alt_pkey_index en_sqd_async_notify sq_draining max_rd_atomic max_dest_rd_atomic
+            min_rnr_timer port_num timeout retry_cnt rnr_retry alt_port_num alt_timeout);
+        to.qp_state = from.qp_state.cast_signed();
+        to.cur_qp_state = from.cur_qp_state.cast_signed();
+        to.path_mtu = from.path_mtu.cast_signed();
+        to.path_mig_state = from.path_mig_state.cast_signed();
+        (to.ah_attr, to.alt_ah_attr) = (ah(&from.ah_attr), ah(&from.alt_ah_attr));
+        to.rate_limit = 0;
     });
-}
-
-macro_rules! copied {
-    ($to:ident, $from:ident: $($field:ident)*) => { $($to.$field = $from.$field;)* };
 }
 
 pub(super) unsafe extern "C" fn copy_path_rec_from_kern(to: *mut Path, from: *const KernPath) {
