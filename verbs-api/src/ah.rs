@@ -36,10 +36,7 @@ impl Ah {
     /// The identifier by which work requests name it.
     #[must_use]
     pub fn id(&self) -> AhId {
-        match &self.kind {
-            AhKind::Soft(ah) => ah.id(),
-            AhKind::Kernel(ah) => ah.id(),
-        }
+        on!(AhKind, &self.kind, ah => ah.id())
     }
 
     /// The queue pair `qpn` at this address, for [`SendOp::SendTo`](crate::verbs::SendOp).

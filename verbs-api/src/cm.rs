@@ -100,6 +100,60 @@
 //! - The kernel adds its device's delay to the ACK timeout that it tells peers.
 //! - Listeners do not take link-local addresses (`fe80::`).
 
+/// A listener's methods, whatever its requests are for.
+macro_rules! listens {
+    ($listener:ident, $request:ident) => {
+        impl $listener {
+            /// The address and port that it listens on.
+            #[must_use]
+            pub fn address(&self) -> SocketAddr {
+                self.0.address
+            }
+
+            /// Waits for the next request.
+            ///
+            /// # Errors
+            /// [`VerbsError::TimedOut`] if there is none within `timeout`; `None` waits without
+            /// limit. Else as [`try_request`](Self::try_request).
+            pub fn request(&self, timeout: Option<Duration>) -> Result<$request, VerbsError> {
+                self.0.inbox.wait(timeout, || self.try_request())
+            }
+
+            /// Takes the next request, or has the task woken when there is one.
+            ///
+            /// # Errors
+            /// As [`try_request`](Self::try_request).
+            pub fn poll_accept(
+                &self,
+                cx: &mut std::task::Context<'_>,
+            ) -> std::task::Poll<Result<$request, VerbsError>> {
+                self.0.inbox.poll(cx, || self.try_request())
+            }
+
+            /// The next request. If the future is dropped, no request is lost.
+            ///
+            /// # Errors
+            /// As [`try_request`](Self::try_request).
+            pub async fn accept(&self) -> Result<$request, VerbsError> {
+                self.0.inbox.until(|| self.try_request()).await
+            }
+        }
+
+        /// Readable while `try_request` has something, or an error.
+        impl std::os::fd::AsFd for $listener {
+            fn as_fd(&self) -> BorrowedFd<'_> {
+                self.0.as_fd()
+            }
+        }
+
+        impl std::os::fd::AsRawFd for $listener {
+            fn as_raw_fd(&self) -> std::os::fd::RawFd {
+                self.0.as_fd().as_raw_fd()
+            }
+        }
+    };
+}
+
 mod connection;
 mod datagram;
 mod inbox;
@@ -137,7 +191,7 @@ pub struct Params {
     keep_alive: Option<Duration>,
 }
 
-impl Params {
+setters! { Params:
     /// Connects with these options; [`ConnectOptions::default`] if it is not called. The *active*
     /// side calls [`connect`], the *passive* side [`Request::accept`]. Each option of a side
     /// decides, of the queue pairs of both sides:
@@ -155,21 +209,11 @@ impl Params {
     /// | `hop_limit` | the field in the request | nothing |
     ///
     /// [`ConnectOptions`] has their units and defaults.
-    #[must_use]
-    pub fn options(mut self, options: ConnectOptions) -> Self {
-        self.options = options;
-        self
-    }
-
+    options(options: ConnectOptions) { options = options }
     /// Sends these bytes to the peer's program: at most 56 in a request, 196 in its answer
     /// (`rdma_connect(3)`, `rdma_accept(3)`); by default none. The peer gets 56 or 196 bytes, with
     /// zeros at the end, and so does not learn their number.
-    #[must_use]
-    pub fn private_data(mut self, private: &[u8]) -> Self {
-        self.private = private.to_vec();
-        self
-    }
-
+    private_data(private: &[u8]) { private = private.to_vec() }
     /// The time without packets from the peer after which it is asked whether it still has the
     /// connection (compare `TCP_KEEPIDLE`): a second at least. `None` turns it off. The default is
     /// the value of
@@ -179,12 +223,10 @@ impl Params {
     /// has gone: the connection ends as if the peer had ended it. Only a peer is asked that is a
     /// Rocinante with a background thread; others would not answer. The guide has
     /// [a chapter](crate::guide::peers) about peers that die. Only for the device in software.
-    #[must_use]
-    pub fn keep_alive(mut self, silence: Option<Duration>) -> Self {
-        self.keep_alive = Some(silence.unwrap_or_default());
-        self
-    }
+    keep_alive(silence: Option<Duration>) { keep_alive = Some(silence.unwrap_or_default()) }
+}
 
+impl Params {
     fn keep_alive_ns(&self) -> Option<u64> {
         self.keep_alive.map(|silence| u64::try_from(silence.as_nanos()).unwrap_or(u64::MAX))
     }

@@ -100,10 +100,7 @@ impl Context {
     /// The attributes of the device (`ibv_query_device(3)`, `ibv_query_port(3)`).
     #[must_use]
     pub fn query_device(&self) -> DeviceAttr {
-        match &self.device {
-            Device::Soft(device) => device.query(),
-            Device::Kernel(device) => device.query(),
-        }
+        on!(Device, &self.device, device => device.query())
     }
 
     /// The number of shards (see [`OpenOptions::shards`]); 1 for a device of the kernel.
@@ -119,10 +116,7 @@ impl Context {
     /// the kernel counts for all its users together.
     #[must_use]
     pub fn counters(&self) -> DeviceCounters {
-        match &self.device {
-            Device::Soft(device) => device.counters(),
-            Device::Kernel(device) => device.counters(),
-        }
+        on!(Device, &self.device, device => device.counters())
     }
 
     /// The connection manager's counters of messages and drops. `None` for a device of the kernel:

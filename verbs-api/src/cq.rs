@@ -80,10 +80,7 @@ impl Cq {
     /// The number of completions that it has room for.
     #[must_use]
     pub fn depth(&self) -> usize {
-        match &self.kind {
-            CqKind::Soft(cq) => cq.depth(),
-            CqKind::Kernel(cq) => cq.depth(),
-        }
+        on!(CqKind, &self.kind, cq => cq.depth())
     }
 
     /// Gives it room for another number of completions (`ibv_resize_cq(3)`). Those that wait in it
@@ -131,10 +128,7 @@ impl Cq {
     /// first. [`VerbsError::Hardware`] if the kernel's device cannot read its queue.
     #[inline]
     pub fn poll<'a>(&self, out: &'a mut [Wc]) -> Result<&'a [Wc], VerbsError> {
-        let count = match &self.kind {
-            CqKind::Soft(cq) => cq.poll(out),
-            CqKind::Kernel(cq) => cq.poll(out),
-        }?;
+        let count = on!(CqKind, &self.kind, cq => cq.poll(out))?;
         let out = &mut out[..count];
         out.iter_mut().for_each(|wc| self.complement(wc));
         Ok(out)
@@ -144,10 +138,7 @@ impl Cq {
     #[inline]
     fn complement(&self, wc: &mut Wc) {
         if wc.status != WcStatus::Success {
-            wc.peer = match &self.kind {
-                CqKind::Soft(cq) => cq.device().peer_of(wc.qpn),
-                CqKind::Kernel(cq) => cq.device().peer_of(wc.qpn),
-            };
+            wc.peer = on!(CqKind, &self.kind, cq => cq.device().peer_of(wc.qpn));
         }
     }
 
@@ -157,10 +148,7 @@ impl Cq {
     /// As [`poll`](Self::poll).
     #[inline]
     pub fn poll_one(&self) -> Result<Option<Wc>, VerbsError> {
-        let mut found = match &self.kind {
-            CqKind::Soft(cq) => cq.poll_one(),
-            CqKind::Kernel(cq) => cq.poll_one(),
-        }?;
+        let mut found = on!(CqKind, &self.kind, cq => cq.poll_one())?;
         if let Some(wc) = &mut found {
             self.complement(wc);
         }
@@ -320,10 +308,7 @@ impl CompChannel {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Err(VerbsError::TimedOut);
             }
-            match &self.kind {
-                ChannelKind::Soft(channel) => channel.wait(deadline),
-                ChannelKind::Kernel(channel) => channel.wait(deadline),
-            }
+            on!(ChannelKind, &self.kind, channel => channel.wait(deadline));
         }
     }
 }
@@ -336,9 +321,6 @@ impl AsRawFd for CompChannel {
 
 impl AsFd for CompChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.kind {
-            ChannelKind::Soft(channel) => channel.fd(),
-            ChannelKind::Kernel(channel) => channel.fd(),
-        }
+        on!(ChannelKind, &self.kind, channel => channel.fd())
     }
 }

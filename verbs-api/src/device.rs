@@ -59,18 +59,12 @@ pub(crate) enum Device {
 
 impl Device {
     pub(crate) fn name(&self) -> &str {
-        match self {
-            Self::Soft(device) => &device.name,
-            Self::Kernel(device) => &device.name,
-        }
+        on!(Self, self, device => &device.name)
     }
 
     /// Its connection manager.
     pub(crate) fn manager(&self) -> Arc<dyn Manager> {
-        match self {
-            Self::Soft(device) => device.clone(),
-            Self::Kernel(device) => device.clone(),
-        }
+        on!(Self, self, device => device.clone())
     }
 
     /// Whether both are of one context.
@@ -83,17 +77,11 @@ impl Device {
     }
 
     pub(crate) fn limits(&self) -> &Limits {
-        match self {
-            Self::Soft(device) => &device.limits,
-            Self::Kernel(device) => &device.limits,
-        }
+        on!(Self, self, device => &device.limits)
     }
 
     pub(crate) fn gids(&self) -> &[IpAddr] {
-        match self {
-            Self::Soft(device) => &device.gids,
-            Self::Kernel(device) => &device.gids,
-        }
+        on!(Self, self, device => &device.gids)
     }
 
     pub(crate) fn gid_table(&self) -> Vec<Option<IpAddr>> {
@@ -112,10 +100,7 @@ impl Device {
     }
 
     pub(crate) fn active_mtu(&self) -> Mtu {
-        match self {
-            Self::Soft(device) => device.active_mtu,
-            Self::Kernel(device) => device.active_mtu,
-        }
+        on!(Self, self, device => device.active_mtu)
     }
 
     /// The announcement of the receive queue to peers: its budget and its kind.

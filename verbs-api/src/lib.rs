@@ -58,6 +58,33 @@
 // docs.rs shows which feature an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+/// Evaluates an expression of an object, whichever provider's it is.
+macro_rules! on {
+    ($kind:ident, $object:expr, $it:ident => $call:expr) => {
+        match $object {
+            $kind::Soft($it) => $call,
+            $kind::Kernel($it) => $call,
+        }
+    };
+}
+
+/// Methods of a builder, each of which sets a field or two.
+macro_rules! setters {
+    ($builder:ident: $(
+        $(#[$doc:meta])*
+        $name:ident($value:ident: $type:ty) { $($($field:ident).+ = $set:expr),+ }
+    )*) => {
+        impl $builder { $(
+            $(#[$doc])*
+            #[must_use]
+            pub fn $name(mut self, $value: $type) -> Self {
+                $(self.$($field).+ = $set;)+
+                self
+            }
+        )* }
+    };
+}
+
 mod ah;
 pub mod asynchronous;
 pub mod cm;

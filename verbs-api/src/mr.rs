@@ -391,10 +391,7 @@ impl Mr {
     /// # Errors
     /// [`AccessError`]: why the access would be refused.
     pub fn check(&self, address: u64, len: u32, need: Access) -> Result<(), AccessError> {
-        match &self.kind {
-            MrKind::Soft(registration) => registration.check(address, len, need),
-            MrKind::Kernel(registration) => registration.check(address, len, need),
-        }
+        on!(MrKind, &self.kind, registration => registration.check(address, len, need))
     }
 
     /// Changes its protection domain, its permissions or its memory (`ibv_rereg_mr(3)`). With

@@ -26,10 +26,7 @@ impl Pd {
             PdKind::Soft(pd) => MwKind::Soft(soft::Window::alloc(pd, mw_type)?),
             PdKind::Kernel(pd) => MwKind::Kernel(kernel::Window::alloc(pd, mw_type)?),
         };
-        let first = match &kind {
-            MwKind::Soft(window) => window.first_key(),
-            MwKind::Kernel(window) => window.first_key(),
-        };
+        let first = on!(MwKind, &kind, window => window.first_key());
         Ok(Mw { rkey: AtomicU32::new(first.0), kind, mw_type, _pd: self.clone() })
     }
 }

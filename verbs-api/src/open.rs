@@ -47,7 +47,9 @@ impl OpenOptions {
     pub fn new() -> Self {
         Self::default()
     }
+}
 
+setters! { OpenOptions:
     /// Takes the device of this name.
     ///
     /// The name of an RDMA device of the kernel (`mlx5_0`, `rxe0`; `mlx5_0:2` is its second port)
@@ -55,12 +57,7 @@ impl OpenOptions {
     /// that has the address. The name of a network interface selects the device in software over
     /// that interface. Without a name, here and in the variable `ROCINANTE_DEVICE`, the device is
     /// the one in software.
-    #[must_use]
-    pub fn device(mut self, name: &str) -> Self {
-        self.device = Some(name.to_owned());
-        self
-    }
-
+    device(name: &str) { device = Some(name.to_owned()) }
     /// Takes this backend, whatever [`NETDEV_VARIABLE`](crate::device::NETDEV_VARIABLE) names and
     /// even if it bypasses rules of the network namespace. If it cannot be opened, opening fails
     /// with [`VerbsError::Open`]; no other is tried. Only the device in software has backends:
@@ -72,61 +69,26 @@ impl OpenOptions {
     /// [`DeviceAttr::instead_of`] the one that was named.
     ///
     /// [`DeviceAttr::instead_of`]: crate::device::DeviceAttr::instead_of
-    #[must_use]
-    pub fn netdev(mut self, backend: Backend) -> Self {
-        self.wishes.netdev = BackendChoice::Only(backend);
-        self
-    }
-
-    /// Takes the best backend that the process may open, or that an agent opens for it
-    /// ([`AGENT_VARIABLE`]), and that bypasses no rule of the network namespace, even if
-    /// [`NETDEV_VARIABLE`](crate::device::NETDEV_VARIABLE) names another. This is the default if
-    /// that variable is not set.
-    #[must_use]
-    pub fn netdev_auto(mut self) -> Self {
-        self.wishes.netdev = BackendChoice::Auto;
-        self
-    }
-
+    netdev(backend: Backend) { wishes.netdev = BackendChoice::Only(backend) }
     /// The sizes of socket buffers (bytes) and of rings (frames), and options of each backend. By
     /// default a socket has 4 MiB to send and 4 MiB to receive, and a ring 256 frames:
     /// [`PortConfig`] has the unit, range and default of each field, and the kernel's caps on them.
     /// This option and those below apply only to the device in software.
-    #[must_use]
-    pub fn port(mut self, config: PortConfig) -> Self {
-        self.wishes.port = config;
-        self
-    }
-
+    port(config: PortConfig) { wishes.port = config }
     /// The limits that the device enforces and reports: numbers of objects, depths of queues in
     /// requests or completions, elements of a request, inline bytes. The defaults include 16,384
     /// queue pairs, 65,536 regions, queues of 65,536 requests, completion queues of 1,048,576:
     /// [`Limits::default`](crate::device::Limits) has all.
     /// `Limits::default().max_qp(8)` sets one. A call beyond a limit fails with
     /// [`VerbsError::Limit`] or [`VerbsError::Invalid`].
-    #[must_use]
-    pub fn limits(mut self, limits: Limits) -> Self {
-        self.wishes.limits = limits;
-        self
-    }
-
+    limits(limits: Limits) { wishes.limits = limits }
     /// The most packets that a queue pair may have unacknowledged; 512 by default. The peer's
     /// receive budget limits it further.
-    #[must_use]
-    pub fn window_max(mut self, packets: u32) -> Self {
-        self.wishes.window_max = Some(packets);
-        self
-    }
-
+    window_max(packets: u32) { wishes.window_max = Some(packets) }
     /// Whether acknowledgements announce the number of posted receives to the peer (end-to-end
     /// credits), as those of hardware do. By default they set no limit, as those of Soft-RoCE, and
     /// a peer that finds no receive gets an RNR NAK.
-    #[must_use]
-    pub fn advertise_credits(mut self, yes: bool) -> Self {
-        self.wishes.advertise_credits = yes;
-        self
-    }
-
+    advertise_credits(yes: bool) { wishes.advertise_credits = yes }
     /// Whether a WRITE of several packets may be split into that many messages of one packet each.
     /// By default it may.
     ///
@@ -141,12 +103,7 @@ impl OpenOptions {
     /// The peer sees consecutive WRITEs of at most a path MTU: the same bytes in the same order.
     /// The program sees one completion. If the peer refuses a part of the range, the bytes before
     /// that part have been written. Take `false` if each request must be one message.
-    #[must_use]
-    pub fn cut_writes(mut self, yes: bool) -> Self {
-        self.wishes.whole_writes = !yes;
-        self
-    }
-
+    cut_writes(yes: bool) { wishes.whole_writes = !yes }
     /// Whether the device asks peers whether they are Rocinantes, unless a program states it. By
     /// default it does.
     ///
@@ -155,31 +112,16 @@ impl OpenOptions {
     /// implementations drop, and again after ten minutes at the earliest. Nothing waits for the
     /// answer. Two Rocinantes then use each other's whole receive queue, and retransmit lost
     /// packets only. With `false` the device neither asks nor answers.
-    #[must_use]
-    pub fn recognise_peers(mut self, yes: bool) -> Self {
-        self.wishes.no_recognition = !yes;
-        self
-    }
-
+    recognise_peers(yes: bool) { wishes.no_recognition = !yes }
     /// Whether a background thread drives the device while the program does not call it. By default
     /// it does. Without it, the device serves one-sided operations of peers only inside `poll`,
     /// retransmits nothing on time, and may hold back the last of several consecutive datagrams
     /// until then.
-    #[must_use]
-    pub fn background(mut self, yes: bool) -> Self {
-        self.wishes.background = Some(yes);
-        self
-    }
-
+    background(yes: bool) { wishes.background = Some(yes) }
     /// How often the connection manager repeats a message without an answer, 0.4 s apart, before it
     /// gives up: 0 to 15 times, 15 by default. A request tells the peer the same number
     /// (`max_cm_retries` of Linux's `struct ib_cm_req_param`). Only for the device in software.
-    #[must_use]
-    pub fn cm_retries(mut self, times: u8) -> Self {
-        self.wishes.cm_retries = Some(times);
-        self
-    }
-
+    cm_retries(times: u8) { wishes.cm_retries = Some(times) }
     /// Makes a device in software of `count` shards, 1 to 64. Each shard has its own engine, port,
     /// lock and background thread, so each shard may run on a processor of its own. The default is
     /// [`SHARDS_VARIABLE`](crate::device::SHARDS_VARIABLE), or else one shard.
@@ -193,19 +135,22 @@ impl OpenOptions {
     /// these shards one after the other, so one queue and one thread per shard scale better. The
     /// kernel steers datagrams to the shard of their queue pair as far as it can; the others are
     /// [handed over](crate::stats::DeviceCounters::handed_over).
-    #[must_use]
-    pub fn shards(mut self, count: usize) -> Self {
-        self.wishes.shards = Some(count);
-        self
-    }
-
+    shards(count: usize) { wishes.shards = Some(count) }
     /// Keeps the background threads on these processors, by their numbers (`sched_setaffinity(2)`):
     /// the first shard's on the first, and so on, starting again from the first processor. Opening
     /// fails with [`VerbsError::Invalid`] if the process may not use one. By default the scheduler
     /// places them.
+    cpus(cpus: impl IntoIterator<Item = usize>) { wishes.cpus = cpus.into_iter().collect() }
+}
+
+impl OpenOptions {
+    /// Takes the best backend that the process may open, or that an agent opens for it
+    /// ([`AGENT_VARIABLE`]), and that bypasses no rule of the network namespace, even if
+    /// [`NETDEV_VARIABLE`](crate::device::NETDEV_VARIABLE) names another. This is the default if
+    /// that variable is not set.
     #[must_use]
-    pub fn cpus(mut self, cpus: impl IntoIterator<Item = usize>) -> Self {
-        self.wishes.cpus = cpus.into_iter().collect();
+    pub fn netdev_auto(mut self) -> Self {
+        self.wishes.netdev = BackendChoice::Auto;
         self
     }
 

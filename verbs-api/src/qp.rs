@@ -74,10 +74,7 @@ impl Qp {
     /// Its number.
     #[must_use]
     pub fn qpn(&self) -> Qpn {
-        match &self.kind {
-            QpKind::Soft(qp) => qp.qpn(),
-            QpKind::Kernel(qp) => qp.qpn(),
-        }
+        on!(QpKind, &self.kind, qp => qp.qpn())
     }
 
     /// The shard of the device that it lives on (see
@@ -162,10 +159,7 @@ impl Qp {
     /// the kernel's device refuses.
     pub fn modify(&self, change: &ModifyAttr) -> Result<(), VerbsError> {
         self.check_limits(&change.attr)?;
-        match &self.kind {
-            QpKind::Soft(qp) => qp.modify(change),
-            QpKind::Kernel(qp) => qp.modify(change),
-        }?;
+        on!(QpKind, &self.kind, qp => qp.modify(change))?;
         trace::state(self.qpn(), change.attr.state);
         Ok(())
     }
@@ -269,10 +263,7 @@ impl Qp {
     /// that no longer answers makes the state [`QpState::Err`] and all attributes `None`.
     #[must_use]
     pub fn query(&self) -> (QpState, QpAttr, QpCaps) {
-        match &self.kind {
-            QpKind::Soft(qp) => qp.query(),
-            QpKind::Kernel(qp) => qp.query(),
-        }
+        on!(QpKind, &self.kind, qp => qp.query())
     }
 
     /// Its counters since it was made; `None` for a device of the kernel (`rdma statistic qp`
@@ -340,10 +331,7 @@ impl Qp {
     /// [`PostListError`] names the first request that was not posted; those before it are posted.
     #[inline]
     pub fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
-        match &self.kind {
-            QpKind::Soft(qp) => qp.post_send(list),
-            QpKind::Kernel(qp) => qp.post_send(list),
-        }
+        on!(QpKind, &self.kind, qp => qp.post_send(list))
     }
 
     /// Posts all send requests of a list, or none (`ibv_wr_complete(3)`): as
@@ -379,10 +367,7 @@ impl Qp {
         if self.srq.is_some() && !list.is_empty() {
             return Err(PostListError { index: 0, error: PostError::Shared });
         }
-        match &self.kind {
-            QpKind::Soft(qp) => qp.post_recv(list),
-            QpKind::Kernel(qp) => qp.post_recv(list),
-        }
+        on!(QpKind, &self.kind, qp => qp.post_recv(list))
     }
 
     /// The shared receive queue, if it uses one.

@@ -133,10 +133,7 @@ impl Srq {
     /// Its number on the device, by which asynchronous events name it.
     #[must_use]
     pub fn number(&self) -> u32 {
-        match self.kind() {
-            SrqKind::Soft(srq) => srq.number(),
-            SrqKind::Kernel(srq) => srq.number(),
-        }
+        on!(SrqKind, self.kind(), srq => srq.number())
     }
 
     /// Posts receive requests in order (`ibv_post_srq_recv(3)`).
@@ -145,10 +142,7 @@ impl Srq {
     /// [`PostListError`] names the first request that was not posted; those before it are posted.
     #[inline]
     pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
-        match self.kind() {
-            SrqKind::Soft(srq) => srq.post_recv(list),
-            SrqKind::Kernel(srq) => srq.post_recv(list),
-        }
+        on!(SrqKind, self.kind(), srq => srq.post_recv(list))
     }
 
     /// Changes the depth (`max_wr`) or the limit for an event (`srq_limit`), both numbers of
@@ -165,10 +159,7 @@ impl Srq {
             let why = format!("max_wr is too large: the device takes {most} at most");
             return Err(VerbsError::Invalid(why));
         }
-        match self.kind() {
-            SrqKind::Soft(srq) => srq.modify(change),
-            SrqKind::Kernel(srq) => srq.modify(change),
-        }
+        on!(SrqKind, self.kind(), srq => srq.modify(change))
     }
 
     /// Requests one event,

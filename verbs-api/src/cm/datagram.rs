@@ -1,7 +1,7 @@
 //! Datagram services: finding the queue pair of a service, and answering for one.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,16 +38,6 @@ impl DatagramListener {
         Port::bind(ctx, address, backlog, ListensTo::Datagrams).map(Self)
     }
 
-    pub(super) fn inbox(&self) -> &Inbox {
-        &self.0.inbox
-    }
-
-    /// The address and port that it listens on.
-    #[must_use]
-    pub fn address(&self) -> SocketAddr {
-        self.0.address
-    }
-
     /// The next request, if there is one now. Requests arrive only while the device is driven, by
     /// its background thread or [`Context::progress`].
     ///
@@ -63,29 +53,10 @@ impl DatagramListener {
             _ => None,
         })
     }
-
-    /// Waits for the next request.
-    ///
-    /// # Errors
-    /// [`VerbsError::TimedOut`] if there is none within `timeout`; `None` waits without limit. Else
-    /// as [`try_request`](Self::try_request).
-    pub fn request(&self, timeout: Option<Duration>) -> Result<DatagramRequest, VerbsError> {
-        self.0.inbox.wait(timeout, || self.try_request())
-    }
 }
 
-/// Readable while [`try_request`](DatagramListener::try_request) has something, or an error.
-impl AsFd for DatagramListener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
+listens!(DatagramListener, DatagramRequest);
 
-impl AsRawFd for DatagramListener {
-    fn as_raw_fd(&self) -> RawFd {
-        self.as_fd().as_raw_fd()
-    }
-}
 /// A peer's request for a queue pair to which it can send datagrams. The peer repeats it for some
 /// seconds. Dropping the request refuses it.
 #[derive(Debug)]

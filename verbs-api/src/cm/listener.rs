@@ -1,7 +1,7 @@
 //! The passive side.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,16 +40,6 @@ impl Listener {
         Port::bind(ctx, address, backlog, ListensTo::Connections).map(Self)
     }
 
-    pub(super) fn inbox(&self) -> &Inbox {
-        &self.0.inbox
-    }
-
-    /// The address and port that it listens on.
-    #[must_use]
-    pub fn address(&self) -> SocketAddr {
-        self.0.address
-    }
-
     /// The next request, if there is one now. Requests arrive only while the device is driven, by
     /// its background thread or [`Context::progress`].
     ///
@@ -65,29 +55,10 @@ impl Listener {
             _ => None,
         })
     }
-
-    /// Waits for the next request.
-    ///
-    /// # Errors
-    /// [`VerbsError::TimedOut`] if there is none within `timeout`; `None` waits without limit. Else
-    /// as [`try_request`](Self::try_request).
-    pub fn request(&self, timeout: Option<Duration>) -> Result<Request, VerbsError> {
-        self.0.inbox.wait(timeout, || self.try_request())
-    }
 }
 
-/// Readable while [`try_request`](Listener::try_request) has something, or an error.
-impl AsFd for Listener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
+listens!(Listener, Request);
 
-impl AsRawFd for Listener {
-    fn as_raw_fd(&self) -> RawFd {
-        self.as_fd().as_raw_fd()
-    }
-}
 /// A peer's request for a connection. The peer waits for about a minute. Dropping the request
 /// rejects it.
 #[derive(Debug)]

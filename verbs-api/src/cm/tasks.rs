@@ -6,46 +6,7 @@ use std::task::{Context, Poll};
 use rocinante_soft::model::cm::CmFailure;
 use rocinante_soft::model::error::VerbsError;
 
-use super::{
-    Connecting, Connection, DatagramListener, DatagramRequest, DatagramService, Listener, Request,
-    Resolving,
-};
-
-impl Listener {
-    /// Takes the next request, or has the task woken when there is one.
-    ///
-    /// # Errors
-    /// As [`try_request`](Self::try_request).
-    pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<Result<Request, VerbsError>> {
-        self.inbox().poll(cx, || self.try_request())
-    }
-
-    /// The next request. If the future is dropped, no request is lost.
-    ///
-    /// # Errors
-    /// As [`try_request`](Self::try_request).
-    pub async fn accept(&self) -> Result<Request, VerbsError> {
-        self.inbox().until(|| self.try_request()).await
-    }
-}
-
-impl DatagramListener {
-    /// Takes the next request, or has the task woken when there is one.
-    ///
-    /// # Errors
-    /// As [`try_request`](Self::try_request).
-    pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<Result<DatagramRequest, VerbsError>> {
-        self.inbox().poll(cx, || self.try_request())
-    }
-
-    /// The next request. If the future is dropped, no request is lost.
-    ///
-    /// # Errors
-    /// As [`try_request`](Self::try_request).
-    pub async fn accept(&self) -> Result<DatagramRequest, VerbsError> {
-        self.inbox().until(|| self.try_request()).await
-    }
-}
+use super::{Connecting, Connection, DatagramService, Resolving};
 
 /// Completes when the connection is established, or has failed: see
 /// [`try_finish`](Connecting::try_finish). Dropping it gives the connection up, for instance when

@@ -32,10 +32,7 @@ impl Context {
     }
 
     fn tasks(&self) -> &Wakers {
-        match &self.device {
-            Device::Soft(device) => device.tasks(),
-            Device::Kernel(device) => device.tasks(),
-        }
+        on!(Device, &self.device, device => device.tasks())
     }
 
     fn announce_to_tasks(&self) -> Result<(), VerbsError> {

@@ -46,10 +46,7 @@ impl Cq {
     }
 
     pub(crate) fn tasks(&self) -> &Wakers {
-        match &self.kind {
-            CqKind::Soft(cq) => cq.tasks(),
-            CqKind::Kernel(cq) => cq.tasks(),
-        }
+        on!(CqKind, &self.kind, cq => cq.tasks())
     }
 
     pub(crate) fn look(&self, look: Look) -> Result<Option<Wc>, VerbsError> {
@@ -127,10 +124,7 @@ impl CompChannel {
     }
 
     fn tasks(&self) -> &Wakers {
-        match &self.kind {
-            ChannelKind::Soft(channel) => channel.tasks(),
-            ChannelKind::Kernel(channel) => channel.tasks(),
-        }
+        on!(ChannelKind, &self.kind, channel => channel.tasks())
     }
 
     fn announce_to_tasks(&self) -> Result<(), VerbsError> {

@@ -49,110 +49,49 @@ impl QpBuilder {
             shard: None,
         }
     }
+}
 
+setters! { QpBuilder:
     /// The transport service; a reliable connection by default.
-    #[must_use]
-    pub fn qp_type(mut self, qp_type: QpType) -> Self {
-        self.qp_type = qp_type;
-        self
-    }
-
+    qp_type(qp_type: QpType) { qp_type = qp_type }
     /// Takes receives from a shared receive queue. The queue pair then has none of its own, and
     /// ignores the capabilities of its receive queue.
-    #[must_use]
-    pub fn srq(mut self, srq: &Srq) -> Self {
-        self.srq = Some(srq.clone());
-        self
-    }
-
+    srq(srq: &Srq) { srq = Some(srq.clone()) }
     /// The Q_Key of a queue pair for datagrams; 0x11111111 by default, as in many programs. The
     /// queue pair takes only datagrams that carry it.
-    #[must_use]
-    pub fn qkey(mut self, qkey: u32) -> Self {
-        self.qkey = qkey;
-        self
-    }
-
+    qkey(qkey: u32) { qkey = qkey }
     /// Depths and sizes; by default 128 requests of one element each, and 64 bytes inline.
-    #[must_use]
-    pub fn caps(mut self, caps: QpCaps) -> Self {
-        self.caps = caps;
-        self
-    }
-
+    caps(caps: QpCaps) { caps = caps }
     /// Depth of the send queue.
-    #[must_use]
-    pub fn max_send_wr(mut self, depth: u32) -> Self {
-        self.caps.max_send_wr = depth;
-        self
-    }
-
+    max_send_wr(depth: u32) { caps.max_send_wr = depth }
     /// Depth of the receive queue.
-    #[must_use]
-    pub fn max_recv_wr(mut self, depth: u32) -> Self {
-        self.caps.max_recv_wr = depth;
-        self
-    }
-
+    max_recv_wr(depth: u32) { caps.max_recv_wr = depth }
     /// Scatter-gather elements of sends and receives.
-    #[must_use]
-    pub fn max_sge(mut self, elements: u32) -> Self {
-        self.caps.max_send_sge = elements;
-        self.caps.max_recv_sge = elements;
-        self
-    }
-
+    max_sge(elements: u32) { caps.max_send_sge = elements, caps.max_recv_sge = elements }
     /// Bytes of inline data.
-    #[must_use]
-    pub fn max_inline_data(mut self, bytes: u32) -> Self {
-        self.caps.max_inline_data = bytes;
-        self
-    }
-
+    max_inline_data(bytes: u32) { caps.max_inline_data = bytes }
     /// The peer's accesses without a receive (`IBV_QP_ACCESS_FLAGS`): none by default. A region's
     /// own flags limit them further.
-    #[must_use]
-    pub fn access(mut self, access: Access) -> Self {
-        self.access = access;
-        self
-    }
-
+    access(access: Access) { access = access }
     /// Whether every send makes a completion (`sq_sig_all`).
-    #[must_use]
-    pub fn signal_all(mut self, all: bool) -> Self {
-        self.sq_sig_all = all;
-        self
-    }
-
+    signal_all(all: bool) { sq_sig_all = all }
     /// The program's own value (`qp_context`), which each completion of the queue pair returns
     /// ([`Wc::context`](crate::Wc::context)): for instance an index into a table of connections. 0
     /// by default.
-    #[must_use]
-    pub fn context(mut self, context: u64) -> Self {
-        self.context = context;
-        self
-    }
-
+    context(context: u64) { context = context }
     /// The address of the device that [`PreparedQp::endpoint`] announces and
     /// [`PreparedQp::connect`] uses: an index into [`Context::gids`](crate::Context::gids), the
     /// first by default. A program that changes the state by [`Qp::modify`] names it in
     /// [`PeerPath::sgid_index`](crate::verbs::PeerPath::sgid_index).
-    #[must_use]
-    pub fn sgid_index(mut self, index: usize) -> Self {
-        self.sgid_index = index;
-        self
-    }
-
+    sgid_index(index: usize) { sgid_index = index }
     /// The shard of the device that it lives on, counted from 0: see
     /// [`OpenOptions::shards`](crate::OpenOptions::shards). By default the device takes the shard
     /// of the shared receive queue if there is one, else the shards in turn. A device of the kernel
     /// has no shards and ignores it.
-    #[must_use]
-    pub fn shard(mut self, shard: usize) -> Self {
-        self.shard = Some(shard);
-        self
-    }
+    shard(shard: usize) { shard = Some(shard) }
+}
 
+impl QpBuilder {
     /// Makes the queue pair in the RESET state, for programs that change its state by
     /// [`Qp::modify`].
     ///

@@ -29,10 +29,7 @@ impl Qp {
     /// group cannot be joined; [`VerbsError::Hardware`].
     pub fn attach_mcast(&self, group: IpAddr) -> Result<(), VerbsError> {
         let group = self.check_group(group)?;
-        match &self.kind {
-            QpKind::Soft(qp) => qp.attach_mcast(group),
-            QpKind::Kernel(qp) => qp.attach_mcast(group),
-        }
+        on!(QpKind, &self.kind, qp => qp.attach_mcast(group))
     }
 
     /// Detaches the queue pair from the group (`ibv_detach_mcast(3)`).
@@ -41,10 +38,7 @@ impl Qp {
     /// [`VerbsError::Invalid`] if it is not attached; [`VerbsError::Hardware`].
     pub fn detach_mcast(&self, group: IpAddr) -> Result<(), VerbsError> {
         let group = self.check_group(group)?;
-        match &self.kind {
-            QpKind::Soft(qp) => qp.detach_mcast(group),
-            QpKind::Kernel(qp) => qp.detach_mcast(group),
-        }
+        on!(QpKind, &self.kind, qp => qp.detach_mcast(group))
     }
 
     fn check_group(&self, group: IpAddr) -> Result<IpAddr, VerbsError> {
