@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::output::{self, Output};
 use crate::{
-    capture, decode, demo, devices, ending, manual, perf, pingpong, policy, rping, run, stat,
+    capture, decode, demo, devices, ending, manual, perf, pingpong, policy, rping, run, stat, top,
     worker,
 };
 
@@ -43,6 +43,7 @@ enum Command {
     Rping(rping::Args),
     Decode(decode::Args),
     Stat(stat::Args),
+    Top(top::Args),
     Capture(capture::Args),
     Completions(manual::CompletionsArgs),
     Man(manual::ManArgs),
@@ -86,6 +87,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Rping(args) => rping::run(&args),
         Command::Decode(args) => decode::run(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Capture(args) => capture::run(&args),
         Command::Completions(args) => manual::run_completions(&args, &Cli::command()),
         Command::Man(args) => manual::run_man(&args, &Cli::command()),

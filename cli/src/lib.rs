@@ -33,6 +33,7 @@ pub mod session;
 pub mod size;
 pub mod stat;
 pub mod ticks;
+pub mod top;
 pub mod turns;
 mod worker;
 mod workers;

@@ -3,13 +3,17 @@
 
 mod agent;
 mod pages;
-mod rates;
+pub(crate) mod rates;
 mod table;
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use rocinante_netdev::Interface;
+use rocinante_netdev::for_agent::rtnl::{Queued, queues};
 use serde::Serialize;
 use serde_json::json;
 
@@ -69,12 +73,33 @@ pub(crate) struct Container {
     /// By a key of the device and the number.
     pub(crate) queue_pairs: BTreeMap<(String, u32), QueuePair>,
     pub(crate) limits: Vec<Limit>,
+    pub(crate) queues: Vec<Queue>,
+    /// Pages that changed whenever they were read.
+    pub(crate) unread: usize,
+    /// The network namespace of a process in it.
+    pub(crate) place: Option<PathBuf>,
 }
 
 impl Container {
     /// One of which no more is known.
     pub(crate) fn called(name: &str) -> Self {
         Self { name: name.to_owned(), ..Self::default() }
+    }
+
+    /// Has the last counters of pages that could not be read now.
+    fn keep(&mut self, before: &Self) {
+        if self.unread > 0 {
+            for (key, counters) in &before.counters {
+                self.counters.entry(key.clone()).or_insert_with(|| counters.clone());
+            }
+        }
+    }
+
+    /// Adds the queue of its host's end, if that is in this network namespace.
+    pub(crate) fn add_host_end(&mut self, name: Option<&str>) {
+        let index = name.and_then(|name| Some(Interface::by_name(name).ok()?.index));
+        let queued = index.and_then(|index| queues().ok()?.remove(&index));
+        self.queues.extend(queued.map(Queue::of_host_end));
     }
 
     /// With the queue pairs of all of these.
@@ -98,16 +123,36 @@ pub(crate) struct QueuePair {
     pub(crate) repeated: u32,
     pub(crate) not_ready: u32,
     pub(crate) requests: [u32; 2],
+    pub(crate) held: [u32; 2],
+}
+
+/// A queue at the host's end of a container.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Queue {
+    /// `ingress_rate` and `egress_rate` of an agent; `host_end` for all others there.
+    name: &'static str,
+    /// Bytes that wait now.
+    backlog: u64,
+    /// Packets that waited and that were dropped, modulo 2^32.
+    delayed: u32,
+    dropped: u32,
+}
+
+impl Queue {
+    fn of_host_end(it: Queued) -> Self {
+        let Queued { backlog_bytes: backlog, delayed, dropped, .. } = it;
+        Self { name: "host_end", backlog, delayed, dropped }
+    }
 }
 
 /// A limit in force.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Limit {
-    name: String,
+    pub(crate) name: String,
     /// The part in use; a rate has none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    current: Option<u64>,
-    max: u64,
+    pub(crate) current: Option<u64>,
+    pub(crate) max: u64,
 }
 
 /// All containers at one moment.
@@ -121,6 +166,15 @@ pub(crate) struct Moment {
 pub(crate) enum Source {
     Agent(agent::Place),
     Pages,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Agent(place) => write!(f, "the agent at {place}"),
+            Self::Pages => write!(f, "the processes of this user"),
+        }
+    }
 }
 
 impl Source {
@@ -141,6 +195,7 @@ impl Source {
         }
     }
 
+    /// Error: no container is called so; or the agent does not answer.
     pub(crate) fn look(&self, container: Option<&str>, qps: bool) -> Result<Moment> {
         let containers = match self {
             Self::Agent(place) => place.look(container, qps)?,
@@ -177,8 +232,8 @@ fn watch(args: &Args, out: Output) -> Result {
     for _ in 0..args.count.unwrap_or(u64::MAX) {
         due += args.interval;
         wait_until(due)?;
-        let now = source.look(container, args.qps)?;
-        let rates = Rates::between(&before, &now);
+        let mut now = source.look(container, args.qps)?;
+        let rates = Rates::between(&before, &mut now);
         if out.json {
             out.result(output::object(PROGRAM, json!(rates)));
         } else {

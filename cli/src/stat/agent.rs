@@ -1,16 +1,18 @@
 //! The figures that an agent serves over HTTP (docs/agent.md).
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use rocinante_netdev::for_agent::rtnl::Queued;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::{Container, Limit, QueuePair, unknown};
+use super::{Container, Limit, Queue, QueuePair, unknown};
 use crate::output::{Failure, Kind, Result};
 
 /// Root's socket.
@@ -39,8 +41,9 @@ pub(super) struct Facts {
     id: Option<String>,
     #[serde(default)]
     class: BTreeMap<String, serde_json::Value>,
-    ingress: Option<serde_json::Value>,
-    egress: Option<serde_json::Value>,
+    ingress: Option<InForce>,
+    egress: Option<InForce>,
+    host_end_queue: Option<Queued>,
     #[serde(default)]
     rdma: BTreeMap<String, Use>,
     /// Frames that were not its own, by reason.
@@ -48,6 +51,16 @@ pub(super) struct Facts {
     dropped: BTreeMap<String, u64>,
     #[serde(default)]
     devices: Vec<Device>,
+}
+
+/// A rate in force.
+#[derive(Debug, Deserialize)]
+struct InForce {
+    delayed: u64,
+    dropped: u64,
+    /// An agent of before does not say it.
+    #[serde(default)]
+    backlog: u64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -86,11 +99,21 @@ struct Row {
     sent_requests: u32,
     #[serde(default)]
     received_requests: u32,
+    #[serde(default)]
+    held_by_peer: u32,
+    #[serde(default)]
+    held_by_network: u32,
 }
 
 trait Stream: Read + Write {}
 
 impl<T: Read + Write> Stream for T {}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
 
 impl Place {
     pub(super) fn of(place: &str) -> Self {
@@ -182,12 +205,34 @@ impl Facts {
         });
         held.chain(rates).collect()
     }
+
+    fn queues(&self) -> Vec<Queue> {
+        let queue = |name, it: &InForce| Queue {
+            name,
+            backlog: it.backlog,
+            delayed: it.delayed as u32,
+            dropped: it.dropped as u32,
+        };
+        let into = self.ingress.as_ref().map(|it| queue("ingress_rate", it));
+        // A rate's discipline is one of those at the host's end.
+        let rest = self.host_end_queue.map(Queue::of_host_end).map(|all| match &into {
+            Some(rate) => Queue {
+                name: all.name,
+                backlog: all.backlog.saturating_sub(rate.backlog),
+                delayed: all.delayed.wrapping_sub(rate.delayed),
+                dropped: all.dropped.wrapping_sub(rate.dropped),
+            },
+            None => all,
+        });
+        let from = self.egress.as_ref().map(|it| queue("egress_rate", it));
+        [into, from, rest].into_iter().flatten().collect()
+    }
 }
 
 impl From<Facts> for Container {
     fn from(facts: Facts) -> Self {
-        let limits = facts.limits();
-        let mut it = Self { name: facts.name, id: facts.id, limits, ..Self::default() };
+        let (limits, queues) = (facts.limits(), facts.queues());
+        let mut it = Self { name: facts.name, id: facts.id, limits, queues, ..Self::default() };
         let forged = facts.dropped.into_iter();
         let forged = forged.map(|(reason, count)| (format!("drop_forged_{reason}"), count));
         it.counters.insert(String::new(), forged.collect());
@@ -215,6 +260,7 @@ impl From<Row> for QueuePair {
             repeated: row.repeated_packets,
             not_ready: row.receiver_not_ready,
             requests: [row.sent_requests, row.received_requests],
+            held: [row.held_by_peer, row.held_by_network],
         }
     }
 }

@@ -60,6 +60,7 @@ pub(super) fn look(name: Option<&str>, qps: bool) -> Result<Vec<Container>> {
             }
             let container = containers.entry(at).or_insert_with(|| Container {
                 name: format!("net:[{at}]"),
+                place: Some(process.join("ns/net")),
                 ..Container::default()
             });
             match found.is_ledger {
@@ -122,7 +123,10 @@ fn mount_of(fd: &impl AsRawFd) -> Option<u64> {
 impl Container {
     fn add_page(&mut self, found: &Found, qps: bool) {
         let Ok(file) = File::open(found.path()) else { return };
-        let Some(Reading { head, counters, .. }) = page::read(&file) else { return };
+        let Some(Reading { head, counters, .. }) = page::read(&file) else {
+            self.unread += usize::from(page::is_begun(&file));
+            return;
+        };
         let key = found.inode.to_string();
         self.backends.push(head.backend);
         let counters = counters.iter().map(|(name, count)| (name.to_owned(), count)).collect();
@@ -164,6 +168,7 @@ impl From<page::QueuePair> for QueuePair {
             repeated: qp.repeated,
             not_ready: qp.not_ready,
             requests: qp.requests,
+            held: qp.held,
         }
     }
 }

@@ -9,51 +9,74 @@ use serde::Serialize;
 use super::{Container, Limit, Moment, QueuePair};
 
 /// All containers in an interval.
-#[derive(Debug, PartialEq, Serialize)]
-pub(super) struct Rates {
-    pub(super) seconds: f64,
-    pub(super) containers: Vec<ContainerRates>,
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Rates {
+    pub(crate) seconds: f64,
+    pub(crate) containers: Vec<ContainerRates>,
 }
 
 /// A container in an interval.
-#[derive(Debug, PartialEq, Serialize)]
-pub(super) struct ContainerRates {
-    pub(super) name: String,
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct ContainerRates {
+    pub(crate) name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) id: Option<String>,
+    pub(crate) id: Option<String>,
     /// Without repetitions.
-    pub(super) netdevs: Vec<String>,
-    pub(super) tx_gbps: f64,
-    pub(super) rx_gbps: f64,
-    pub(super) tx_mops: f64,
-    pub(super) rx_mops: f64,
-    pub(super) retransmitted: u64,
-    pub(super) rnr_received: u64,
-    pub(super) rnr_sent: u64,
-    pub(super) cnp_received: u64,
-    pub(super) cnp_sent: u64,
-    pub(super) undriven_us: u64,
+    pub(crate) netdevs: Vec<String>,
+    pub(crate) tx_gbps: f64,
+    pub(crate) rx_gbps: f64,
+    pub(crate) tx_mops: f64,
+    pub(crate) rx_mops: f64,
+    pub(crate) retransmitted: u64,
+    pub(crate) rnr_received: u64,
+    pub(crate) rnr_sent: u64,
+    pub(crate) cnp_received: u64,
+    pub(crate) cnp_sent: u64,
+    pub(crate) undriven_us: u64,
     /// Packets, by reason; none that is 0.
-    pub(super) drops: BTreeMap<String, u64>,
-    pub(super) limits: Vec<Limit>,
+    pub(crate) drops: BTreeMap<String, u64>,
+    pub(crate) limits: Vec<Limit>,
+    /// Those at the host's end in which packets waited.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) queue_pairs: Vec<QueuePairRates>,
+    pub(crate) queues: Vec<QueueRates>,
+    /// Pages that changed whenever they were read: their devices count nothing.
+    #[serde(skip_serializing_if = "is_none")]
+    pub(crate) unread: usize,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) queue_pairs: Vec<QueuePairRates>,
+}
+
+/// A queue in an interval.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct QueueRates {
+    pub(crate) name: &'static str,
+    /// At its end.
+    pub(crate) backlog_bytes: u64,
+    pub(crate) delayed: u32,
 }
 
 /// A queue pair in an interval.
-#[derive(Debug, PartialEq, Serialize)]
-pub(super) struct QueuePairRates {
-    pub(super) qpn: u32,
-    pub(super) peer: Option<IpAddr>,
-    pub(super) peer_qpn: u32,
-    pub(super) service: String,
-    pub(super) state: String,
-    pub(super) tx_gbps: f64,
-    pub(super) rx_gbps: f64,
-    pub(super) tx_mops: f64,
-    pub(super) rx_mops: f64,
-    pub(super) retransmitted: u32,
-    pub(super) rnr_received: u32,
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct QueuePairRates {
+    pub(crate) qpn: u32,
+    pub(crate) peer: Option<IpAddr>,
+    pub(crate) peer_qpn: u32,
+    pub(crate) service: String,
+    pub(crate) state: String,
+    pub(crate) tx_gbps: f64,
+    pub(crate) rx_gbps: f64,
+    pub(crate) tx_mops: f64,
+    pub(crate) rx_mops: f64,
+    pub(crate) retransmitted: u32,
+    pub(crate) rnr_received: u32,
+    /// Turns in which it sent nothing more for want of the peer's room, and for congestion or
+    /// losses.
+    pub(crate) held_by_peer: u32,
+    pub(crate) held_by_network: u32,
+}
+
+fn is_none(count: &usize) -> bool {
+    *count == 0
 }
 
 /// Reasons for drops by the names of their counters, beside those that begin with [`DROP`].
@@ -64,9 +87,12 @@ const REASONS: [(&str, &str); 3] = [
 ];
 
 impl Rates {
-    pub(super) fn between(before: &Moment, now: &Moment) -> Self {
+    pub(crate) fn between(before: &Moment, now: &mut Moment) -> Self {
         let seconds = now.at.duration_since(before.at).as_secs_f64().max(1e-3);
         let earlier = |name: &str| before.containers.iter().find(|it| it.name == name);
+        for it in &mut now.containers {
+            earlier(&it.name).into_iter().for_each(|before| it.keep(before));
+        }
         let containers = now.containers.iter();
         let containers = containers.map(|it| of(earlier(&it.name), it, seconds)).collect();
         Self { seconds, containers }
@@ -81,7 +107,17 @@ fn of(before: Option<&Container>, now: &Container, seconds: f64) -> ContainerRat
     let gbps = |name| rate(count(name), 32e-9);
     let own = grown.iter().filter_map(|(name, count)| Some((name.strip_prefix(DROP)?, *count)));
     let others = REASONS.iter().map(|(name, reason)| (*reason, count(name)));
-    let drops = own.chain(others).filter(|(_, count)| *count > 0);
+    let queues = now.queues.iter().map(|it| {
+        let was = before.and_then(|before| before.queues.iter().find(|was| was.name == it.name));
+        // One that has come, or come anew, has counted all in this interval.
+        let grown = |was: Option<u32>, is: u32| was.map_or(is, |was| is.wrapping_sub(was));
+        let dropped = grown(was.map(|it| it.dropped), it.dropped);
+        let delayed = grown(was.map(|it| it.delayed), it.delayed);
+        (QueueRates { name: it.name, backlog_bytes: it.backlog, delayed }, u64::from(dropped))
+    });
+    let queues: Vec<(QueueRates, u64)> = queues.collect();
+    let dropped = queues.iter().map(|(it, dropped)| (it.name, *dropped));
+    let drops = own.chain(others).chain(dropped).filter(|(_, count)| *count > 0);
     let mut netdevs = now.backends.clone();
     netdevs.sort_unstable();
     netdevs.dedup();
@@ -89,6 +125,9 @@ fn of(before: Option<&Container>, now: &Container, seconds: f64) -> ContainerRat
         let before = before.and_then(|it| it.queue_pairs.get(key));
         queue_pair(key.1, before, qp, seconds)
     });
+    let drops = drops.map(|(reason, count)| (reason.to_owned(), count)).collect();
+    let waiting = queues.into_iter().map(|(it, _)| it);
+    let waiting = waiting.filter(|it| it.backlog_bytes > 0 || it.delayed > 0);
     ContainerRates {
         name: now.name.clone(),
         id: now.id.clone(),
@@ -103,8 +142,10 @@ fn of(before: Option<&Container>, now: &Container, seconds: f64) -> ContainerRat
         cnp_received: count("rp_cnp_handled"),
         cnp_sent: count("np_cnp_sent"),
         undriven_us: count("undriven_us"),
-        drops: drops.map(|(reason, count)| (reason.to_owned(), count)).collect(),
+        drops,
         limits: now.limits.clone(),
+        queues: waiting.collect(),
+        unread: now.unread,
         queue_pairs: queue_pairs.collect(),
     }
 }
@@ -153,6 +194,8 @@ fn queue_pair(
         rx_mops,
         retransmitted: grown(before.repeated, now.repeated),
         rnr_received: grown(before.not_ready, now.not_ready),
+        held_by_peer: grown(before.held[0], now.held[0]),
+        held_by_network: grown(before.held[1], now.held[1]),
     }
 }
 
@@ -161,6 +204,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::stat::Queue;
 
     fn container(devices: &[(&str, &[(&str, u64)])]) -> Container {
         let counters = |all: &[(&str, u64)]| {
@@ -173,8 +217,8 @@ mod tests {
     fn between(before: Container, now: Container) -> ContainerRates {
         let at = Instant::now();
         let moment = |at, it| Moment { at, containers: vec![it] };
-        let (before, now) = (moment(at, before), moment(at + Duration::from_secs(2), now));
-        Rates::between(&before, &now).containers.pop().expect("one")
+        let (before, mut now) = (moment(at, before), moment(at + Duration::from_secs(2), now));
+        Rates::between(&before, &mut now).containers.pop().expect("one")
     }
 
     #[test]
@@ -192,6 +236,41 @@ mod tests {
         assert!((rates.tx_gbps - 8.0).abs() < 1e-9, "{rates:?}");
         assert_eq!((rates.retransmitted, rates.rx_gbps), (3, 0.0));
         assert_eq!(rates.drops, [("icrc".to_owned(), 2)].into());
+    }
+
+    #[test]
+    fn a_page_that_changes_all_the_time_counts_nothing() {
+        let one = ("1", &[("retrans_pkts", 5_000)][..]);
+        let unread = Container { unread: 1, ..container(&[("2", &[("retrans_pkts", 9)])]) };
+        let at = Instant::now();
+        let moment =
+            |seconds, it| Moment { at: at + Duration::from_secs(seconds), containers: vec![it] };
+        let before = moment(0, container(&[one, ("2", &[("retrans_pkts", 2)])]));
+        let mut now = moment(1, unread);
+        let rates = Rates::between(&before, &mut now).containers.pop().expect("one");
+        assert_eq!((rates.retransmitted, rates.unread), (7, 1));
+        // It is read again.
+        let mut later = moment(2, container(&[("1", &[("retrans_pkts", 5_001)])]));
+        let rates = Rates::between(&now, &mut later).containers.pop().expect("one");
+        assert_eq!((rates.retransmitted, rates.unread), (1, 0));
+    }
+
+    #[test]
+    fn queues_show_who_waits() {
+        let queue = |name, backlog, delayed, dropped| Queue { name, backlog, delayed, dropped };
+        let with = |queues: &[Queue]| Container { queues: queues.to_vec(), ..container(&[]) };
+        let before = with(&[queue("egress_rate", 9, u32::MAX, 1), queue("host_end", 9, 5, 6)]);
+        let now = [
+            queue("egress_rate", 0, 1, 4),
+            queue("host_end", 0, 5, 6),
+            queue("ingress_rate", 7, 0, 2),
+        ];
+        let rates = between(before, with(&now));
+        let [one, other] = &rates.queues[..] else { panic!("{rates:?}") };
+        assert_eq!((one.name, one.backlog_bytes, one.delayed), ("egress_rate", 0, 2));
+        assert_eq!((other.name, other.backlog_bytes, other.delayed), ("ingress_rate", 7, 0));
+        let drops = [("egress_rate".to_owned(), 3), ("ingress_rate".to_owned(), 2)];
+        assert_eq!(rates.drops, drops.into());
     }
 
     #[test]

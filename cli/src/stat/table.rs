@@ -141,6 +141,8 @@ mod tests {
             cnp_sent: 5,
             undriven_us: 0,
             drops: [("qkey".to_owned(), 6)].into(),
+            queues: Vec::new(),
+            unread: 0,
             limits: vec![Limit { name: "hca_object".into(), current: Some(7), max: 8 }],
             queue_pairs: Vec::new(),
         }

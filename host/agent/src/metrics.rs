@@ -12,6 +12,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
+use rocinante_netdev::for_agent::rtnl::Queued;
 use rocinante_netdev::handed::page::{COUNTERS, OBJECTS, QueuePair, SERVICES, STATES};
 use serde_json::{Value, json};
 
@@ -49,6 +50,8 @@ pub(crate) struct ContainerFacts {
     pub(crate) status: Option<ContainerStatus>,
     /// The kernel's counts.
     pub(crate) link: Option<LinkCounts>,
+    /// Its queueing disciplines'.
+    pub(crate) queued: Option<Queued>,
     /// The program's, by the names of its devices.
     pub(crate) devices: BTreeMap<String, Sum>,
     /// Requests of its network namespace.
@@ -75,6 +78,9 @@ impl ContainerFacts {
         value["devices"] = devices.into();
         if let Some(link) = &self.link {
             value["host_end"] = json!(link);
+        }
+        if let Some(queued) = &self.queued {
+            value["host_end_queue"] = json!(queued);
         }
         value
     }
@@ -111,6 +117,8 @@ fn queue_pair(qp: &QueuePair) -> Value {
         "receiver_not_ready": qp.not_ready,
         "sent_requests": qp.requests[0],
         "received_requests": qp.requests[1],
+        "held_by_peer": qp.held[0],
+        "held_by_network": qp.held[1],
     })
 }
 

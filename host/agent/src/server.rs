@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocinante_netdev::for_agent::descriptors::{raise_limit, refuse_rights};
+use rocinante_netdev::for_agent::rtnl::queues;
 use rocinante_netdev::handed::{
     Answer, Code, Refused, Request, WAIT_MAX, receive_request, send_answer,
 };
@@ -497,13 +498,19 @@ impl Agent {
             all.insert(status.name.clone(), ContainerFacts { status: Some(status), ..it });
         }
         let mut uses = self.pages.uses();
-        for sums in self.pages.sums(self.ends.all().ok().as_ref(), with_queue_pairs) {
+        let ends = self.ends.all().ok();
+        for sums in self.pages.sums(ends.as_ref(), with_queue_pairs) {
             let it = all.entry(sums.name).or_default();
             it.requests = self.journal.requests(Some(Share::Container(sums.namespace)));
             it.rdma = uses.remove(&sums.namespace).unwrap_or_default();
             it.devices = sums.devices;
         }
         let mut links = link_counts().unwrap_or_default();
+        for (index, queued) in queues().unwrap_or_default() {
+            let end = ends.as_ref().and_then(|ends| ends.get(&index));
+            let of = end.and_then(|end| all.get_mut(&end.name));
+            of.into_iter().for_each(|it| it.queued = Some(queued));
+        }
         let mut link_of = |name: &str| links.remove(name);
         let named =
             all.into_iter().map(|(name, it)| ContainerFacts { link: link_of(&name), name, ..it });

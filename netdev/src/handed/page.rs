@@ -22,7 +22,7 @@ use rustix::net::{RecvFlags, ReturnFlags};
 use serde::{Deserialize, Serialize};
 
 pub use self::ledger::{Account, Amounts, Exceeded, Ledger, NO_LIMIT, RESOURCES, Seat, Usage};
-pub use self::read::{Reading, queue_pairs, read};
+pub use self::read::{Reading, is_begun, queue_pairs, read};
 pub use self::write::{Page, Section};
 use crate::frames::xdp::memory_file;
 use crate::kernel::rights;
@@ -30,7 +30,7 @@ use crate::kernel::rights;
 /// The version of the layout.
 pub const VERSION: u64 = 1;
 /// Bytes of a page. Only those that are written take memory.
-pub const BYTES: usize = REQUESTS_AT + ROWS_MAX * 8;
+pub const BYTES: usize = HELD_AT + ROWS_MAX * 8;
 /// The bytes of one of an agent of before, which has no requests of queue pairs.
 const BYTES_MIN: usize = REQUESTS_AT;
 /// The most queue pairs of all shards together.
@@ -47,6 +47,8 @@ const SECTIONS_AT: usize = 1024;
 const ROWS_AT: usize = SECTIONS_AT + SHARDS_MAX * SECTION_BYTES;
 /// A word for each row: requests sent, and in the upper half requests received.
 const REQUESTS_AT: usize = ROWS_AT + ROWS_MAX * ROW_BYTES;
+/// Likewise, [`QueuePair::held`].
+const HELD_AT: usize = REQUESTS_AT + ROWS_MAX * 8;
 
 /// Words of the head.
 mod head {
@@ -197,6 +199,9 @@ pub struct QueuePair {
     pub not_ready: u32,
     /// Requests sent that succeeded, and messages received that were executed, modulo 2^32.
     pub requests: [u32; 2],
+    /// Turns in which it sent nothing more for want of the peer's room, and for congestion or
+    /// losses, modulo 2^32.
+    pub held: [u32; 2],
 }
 
 /// The socket for pages of an agent whose socket is at `socket`.

@@ -19,6 +19,7 @@ pub(crate) use link::Link;
 pub(crate) use monitor::{Change, Monitor};
 pub(crate) use neighbour::{Neighbour, NeighbourStatus};
 pub(crate) use qdisc::FilterHook;
+pub use qdisc::{Queued, queues};
 pub(crate) use requests::Rtnl;
 pub(crate) use route::{Route, RouteKind, RouteQuery};
 pub(crate) use way::Way;
@@ -162,6 +163,12 @@ mod tests {
                 .map(|q| q.kind)
                 .collect();
             assert!(kinds.contains(&"clsact".into()) && kinds.contains(&"tbf".into()), "{kinds:?}");
+            // More than its burst at once: some of it waits, and more has no room.
+            let socket = std::net::UdpSocket::bind("10.9.0.1:0").expect("a socket");
+            (0..200).for_each(|_| drop(socket.send_to(&[0; 1400], "10.9.0.2:9")));
+            let queued = queues().expect("queues")[&v0];
+            assert!(queued.dropped > 0 && queued.delayed > 0, "{queued:?}");
+            assert!(queued.backlog_packets > 0 && queued.backlog_bytes > 1400, "{queued:?}");
         });
     }
 }

@@ -66,6 +66,7 @@ fn publish(page: &Page, head: &Head, shard: usize, count: u64) {
             repeated: 1,
             not_ready: 2,
             requests: [3, 4],
+            held: [5, 6],
         };
         section.row(0, Some(&qp));
         section.rows_end(1);

@@ -34,6 +34,7 @@ mod run;
 mod shared;
 mod stat;
 mod surroundings;
+mod top;
 mod ways;
 
 use std::ffi::OsStr;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rocinante_netdev::Slots;
 use rocinante_netdev::handed::page::{DROP, Head, OBJECTS, QueuePair};
-use rocinante_stack::stats::Counters;
+use rocinante_stack::stats::{Counters, Limit};
 use rocinante_stack::types::{Qpn, Time};
 
 use super::device::counted;
@@ -136,9 +136,17 @@ fn of_page(all: &DeviceCounters) -> impl Iterator<Item = (&'static str, &'static
     kernel.chain(own).chain(drops.map(|(reason, count)| (DROP, reason, count)))
 }
 
+/// The limits of a row: those of the peer's room, and those of congestion and losses.
+const HELD: [[Limit; 3]; 2] = [
+    [Limit::Rnr, Limit::Credits, Limit::PeerRoom],
+    [Limit::CongestionWindow, Limit::Recovering, Limit::Pacing],
+];
+
 fn row_of(engine: &rocinante_stack::Engine, qpn: Qpn) -> Option<QueuePair> {
     let (state, attr, init) = engine.query_qp(qpn)?;
     let counters = engine.qp_counters(qpn)?;
+    let limits = engine.qp_limits_hit(qpn)?;
+    let held = HELD.map(|all| all.map(|limit| limits.of(limit)).into_iter().sum::<u64>() as u32);
     Some(QueuePair {
         numbers: [qpn.value(), attr.dest_qpn.map_or(0, Qpn::value)],
         state: state as u8,
@@ -149,6 +157,7 @@ fn row_of(engine: &rocinante_stack::Engine, qpn: Qpn) -> Option<QueuePair> {
         repeated: counters.retransmitted_pkts as u32,
         not_ready: counters.rcvd_rnr_err as u32,
         requests: [counters.sent_requests as u32, counters.rcvd_requests as u32],
+        held,
     })
 }
 

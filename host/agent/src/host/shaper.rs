@@ -121,6 +121,9 @@ pub struct InForce {
     pub delayed: u64,
     /// Frames that were dropped.
     pub dropped: u64,
+    /// Bytes that wait now; 0 of a policer.
+    #[serde(default)]
+    pub backlog: u64,
 }
 
 /// Why a rate is not in force.
@@ -148,6 +151,7 @@ pub(super) struct Root {
     bytes: u64,
     dropped: u64,
     delayed: u64,
+    backlog: u64,
 }
 
 /// A link with an asked name.
@@ -199,8 +203,8 @@ impl Shaper {
     /// The rates in force at a host's end: into the container and out of it. Error: the kernel's.
     pub fn in_force(&mut self, end: u32) -> io::Result<[Option<InForce>; 2]> {
         let shaper = |root: Root| {
-            let Root { bytes, dropped, delayed, .. } = root;
-            InForce { by: Means::Shaper, bytes, delayed, dropped }
+            let Root { bytes, dropped, delayed, backlog, .. } = root;
+            InForce { by: Means::Shaper, bytes, delayed, dropped, backlog }
         };
         let ours = |root: &Root| root.handle == HANDLE && root.kind == TBF;
         let ingress = self.root(end)?.filter(ours).map(shaper);
@@ -208,7 +212,8 @@ impl Shaper {
             None => None,
             Some(gate) => match gate.policed()? {
                 Some(dropped) => {
-                    Some(InForce { by: Means::Policer, bytes: 0, delayed: 0, dropped })
+                    let by = Means::Policer;
+                    Some(InForce { by, bytes: 0, delayed: 0, dropped, backlog: 0 })
                 }
                 None => match self.link(&ifb_of(end))? {
                     Some(link) => self.root(link.index)?.filter(ours).map(shaper),
@@ -408,6 +413,7 @@ fn root_from(body: &[u8], handle: u32) -> Option<Root> {
         bytes: basic.map_or(0, |bytes| u64::from_ne_bytes(*bytes)),
         dropped: count(2),
         delayed: count(4),
+        backlog: count(1),
     })
 }
 

@@ -33,6 +33,7 @@ fn facts() -> Facts {
             ..ContainerStatus::default()
         }),
         link: Some(LinkCounts { received_bytes: 7, ..LinkCounts::default() }),
+        queued: Some(Queued { backlog_packets: 3, ..Queued::default() }),
         devices: BTreeMap::from([
             ("eth0".into(), sum(8, backend)),
             ("eth1".into(), sum(9, backend)),
@@ -101,6 +102,7 @@ fn the_json_has_the_same_figures() {
     assert_eq!(all[1]["devices"][1]["counters"]["sent_pkts"], 9);
     assert_eq!(all[0]["devices"][0]["open"][1]["backend"], "udp");
     assert_eq!(all[0]["host_end"]["received_bytes"], 7);
+    assert_eq!(all[1]["host_end_queue"]["backlog_packets"], 3);
     assert_eq!(container(&facts, "v2").expect("it is there"), all[1]);
     assert_eq!(container(&facts, "v3"), None);
     assert_eq!(node(&facts)["containers_fallen_back"], 1);

@@ -100,6 +100,7 @@ impl Devices {
                         repeated: 5,
                         not_ready: 6,
                         requests: [7, 8],
+                        held: [9, 10],
                     };
                     section.row(row as usize, Some(&qp));
                 }

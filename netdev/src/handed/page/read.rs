@@ -7,8 +7,8 @@ use std::os::unix::fs::FileExt as _;
 
 use super::sequence::consistent;
 use super::{
-    Counts, Head, OBJECTS, QueuePair, REQUESTS_AT, ROW_BYTES, ROWS_AT, SECTION_BYTES, SECTIONS_AT,
-    SERVICES, SHARDS_MAX, STATES, VERSION, head, rows_of, section,
+    Counts, HELD_AT, Head, OBJECTS, QueuePair, REQUESTS_AT, ROW_BYTES, ROWS_AT, SECTION_BYTES,
+    SECTIONS_AT, SERVICES, SHARDS_MAX, STATES, VERSION, head, rows_of, section,
 };
 
 /// A page at one moment.
@@ -39,6 +39,13 @@ pub fn read(page: &File) -> Option<Reading> {
     Some(reading)
 }
 
+/// Whether something is published in this version: a page that cannot be read then is being written
+/// all the time, or has nonsense.
+#[must_use]
+pub fn is_begun(page: &File) -> bool {
+    words::<1>(page, head::VERSION * 8) == Some([VERSION])
+}
+
 /// The queue pairs of a page; of a shard whose part is being written all the time, none.
 #[must_use]
 pub fn queue_pairs(page: &File) -> Vec<QueuePair> {
@@ -49,18 +56,22 @@ pub fn queue_pairs(page: &File) -> Vec<QueuePair> {
             let used = usize::try_from(words[section::ROWS]).unwrap_or(count).min(count);
             let mut bytes = vec![0; used * ROW_BYTES];
             page.read_exact_at(&mut bytes, (ROWS_AT + first * ROW_BYTES) as u64).ok()?;
-            let mut requests = vec![0; used * 8];
-            // A page of an agent of before has none.
-            let _ = page.read_exact_at(&mut requests, (REQUESTS_AT + first * 8) as u64);
-            Some((bytes, requests))
+            let more = [REQUESTS_AT, HELD_AT].map(|at| {
+                let mut more = vec![0; used * 8];
+                // A page of an agent of before has none.
+                let _ = page.read_exact_at(&mut more, (at + first * 8) as u64);
+                more
+            });
+            Some((bytes, more))
         })
     };
     let read = (0..head.shards).filter_map(rows);
-    let rows = |(bytes, requests): (Vec<u8>, Vec<u8>)| -> Vec<QueuePair> {
-        let both = bytes.chunks_exact(ROW_BYTES).zip(requests.chunks_exact(8));
-        both.filter_map(|(bytes, requests)| row(bytes, requests)).collect()
+    let rows = |(bytes, [requests, held]): (Vec<u8>, [Vec<u8>; 2])| -> Vec<QueuePair> {
+        let more = requests.chunks_exact(8).zip(held.chunks_exact(8));
+        let all = bytes.chunks_exact(ROW_BYTES).zip(more);
+        all.filter_map(|(bytes, (requests, held))| row(bytes, [requests, held])).collect()
     };
-    read.flat_map(|(_, both)| rows(both)).collect()
+    read.flat_map(|(_, all)| rows(all)).collect()
 }
 
 fn read_head(page: &File) -> Option<Head> {
@@ -110,12 +121,12 @@ fn text(words: &[u64]) -> String {
     String::from_utf8_lossy(&bytes[..end]).chars().map(plain).collect()
 }
 
-fn row(bytes: &[u8], requests: &[u8]) -> Option<QueuePair> {
+fn row(bytes: &[u8], more: [&[u8]; 2]) -> Option<QueuePair> {
     let word = |at: usize| -> Option<u64> {
         Some(u64::from_ne_bytes(bytes.get(at * 8..at * 8 + 8)?.try_into().ok()?))
     };
     let halves = |word: u64| [word as u32, (word >> 32) as u32];
-    let requests = halves(u64::from_ne_bytes(requests.try_into().ok()?));
+    let [requests, held] = more.map(|it| it.first_chunk().map(|it| u64::from_ne_bytes(*it)));
     let [own, peer] = halves(word(0)?);
     let (state, service) = ((own >> 24) as u8, (peer >> 24) as u8);
     let is_one = service & 0x80 != 0;
@@ -134,6 +145,7 @@ fn row(bytes: &[u8], requests: &[u8]) -> Option<QueuePair> {
         received: [word(5)?, word(6)?],
         repeated,
         not_ready,
-        requests,
+        requests: halves(requests?),
+        held: halves(held?),
     })
 }

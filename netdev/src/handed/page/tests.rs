@@ -37,6 +37,7 @@ fn queue_pair(number: u32) -> QueuePair {
         repeated: number + 5,
         not_ready: u32::MAX - number,
         requests: [number + 6, u32::MAX - 1 - number],
+        held: [number + 7, u32::MAX - 2 - number],
     }
 }
 
@@ -45,6 +46,7 @@ fn what_each_shard_publishes_is_read() {
     for shards in [1, 2, SHARDS_MAX] {
         let ((page, file), head) = (page(), head(shards));
         assert_eq!((read(&file), queue_pairs(&file)), (None, vec![]), "nothing is published");
+        assert!(!is_begun(&file));
         let mut published = Vec::new();
         for shard in 0..shards {
             page.publish(&head, shard, |section| {
@@ -201,6 +203,7 @@ fn a_hostile_page_is_read_within_bounds_or_not_at_all() {
     let sequence = SECTIONS_AT as u64;
     file.write_all_at(&7_u64.to_ne_bytes(), sequence).expect("written");
     assert_eq!((read(&file), queue_pairs(&file).len()), (None, 1));
+    assert!(is_begun(&file));
     // The program's next turn repairs it, whatever it finds.
     for found in [7, u64::MAX, 0] {
         file.write_all_at(&u64::to_ne_bytes(found), sequence).expect("written");
@@ -273,7 +276,7 @@ fn a_page_of_another_release_is_read() {
     file.write_all_at(&30_u64.to_ne_bytes(), 8 * head::COUNTERS as u64).expect("written");
     let counters = read(&file).expect("published").counters.0;
     assert!(counters[..30].iter().all(|it| *it == 7) && counters[30..].iter().all(|it| *it == 0));
-    assert_eq!(queue_pairs(&file), [QueuePair { requests: [0; 2], ..queue_pair(5) }]);
+    assert_eq!(queue_pairs(&file), [QueuePair { requests: [0; 2], held: [0; 2], ..queue_pair(5) }]);
     let longer = memory_file(c"test", BYTES + 4096).expect("a file");
     Page::of_fd(longer, BYTES + 4096).expect("a later agent's");
     let shorter = memory_file(c"test", BYTES_MIN - 8).expect("a file");

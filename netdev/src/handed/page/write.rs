@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::sequence::under;
 use super::{
-    BYTES, BYTES_MIN, Head, OBJECTS, QueuePair, REQUESTS_AT, ROW_BYTES, ROWS_AT, SECTION_BYTES,
-    SECTIONS_AT, SHARDS_MAX, VERSION, head, rows_of, section,
+    BYTES, BYTES_MIN, HELD_AT, Head, OBJECTS, QueuePair, REQUESTS_AT, ROW_BYTES, ROWS_AT,
+    SECTION_BYTES, SECTIONS_AT, SHARDS_MAX, VERSION, head, rows_of, section,
 };
 use crate::frames::xdp::{SharedWords, is_memory_file};
 
@@ -30,6 +30,7 @@ pub struct Section<'a> {
     rows: &'a [AtomicU64],
     /// Empty in a page of an agent of before.
     requests: &'a [AtomicU64],
+    held: &'a [AtomicU64],
 }
 
 impl Page {
@@ -64,6 +65,7 @@ impl Page {
             words: &words[at..at + section::END],
             rows: &words[rows..rows + count * (ROW_BYTES / 8)],
             requests: words.get(REQUESTS_AT / 8 + first..).unwrap_or_default(),
+            held: words.get(HELD_AT / 8 + first..).unwrap_or_default(),
         };
         under(&section.words[section::SEQUENCE], || write(&section));
     }
@@ -123,9 +125,10 @@ impl Section<'_> {
     pub fn row(&self, row: usize, of: Option<&QueuePair>) {
         const WORDS: usize = ROW_BYTES / 8;
         let Some(words) = self.rows.get(row * WORDS..(row + 1) * WORDS) else { return };
-        let requests = of.map_or([0; 2], |qp| qp.requests).map(u64::from);
-        if let Some(word) = self.requests.get(row) {
-            set(word, requests[0] | requests[1] << 32);
+        let small = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let [requests, held] = of.map_or([[0; 2]; 2], |qp| [qp.requests, qp.held]);
+        for (words, [low, high]) in [(self.requests, requests), (self.held, held)] {
+            words.get(row).into_iter().for_each(|word| set(word, small(low, high)));
         }
         let Some(qp) = of else { return words.iter().for_each(|word| set(word, 0)) };
         let address = match qp.peer {
@@ -134,7 +137,6 @@ impl Section<'_> {
             Some(IpAddr::V6(address)) => address.to_bits(),
         };
         // The upper bit says that there is one.
-        let small = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         let [own, peer] = qp.numbers.map(|number| number & 0xFF_FFFF);
         let [state, service] = [qp.state, qp.service].map(u32::from);
         let values = [

@@ -1,0 +1,98 @@
+//! The thread that looks at the containers, so that keys are answered while an agent is not.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::output::Result;
+use crate::policy::live;
+use crate::stat::rates::Rates;
+use crate::stat::{Moment, Source};
+
+/// News for the view.
+#[derive(Debug)]
+pub(super) struct News {
+    /// The container that is opened, or all.
+    pub(super) of: Option<String>,
+    /// The figures of an interval, or why there are none.
+    pub(super) rates: Result<Rates, String>,
+}
+
+/// The view's end of the thread.
+pub(super) struct Gatherer {
+    opened: Sender<Option<String>>,
+    news: Receiver<News>,
+}
+
+/// The thread's state.
+struct Worker {
+    source: Source,
+    of: Option<String>,
+    /// The last moment of the same container.
+    before: Option<Moment>,
+    /// The host's end of the container that was asked about last.
+    end: Option<(String, Option<String>)>,
+}
+
+impl Gatherer {
+    /// The thread ends with this value.
+    pub(super) fn start(source: Source, interval: Duration, of: Option<String>) -> Self {
+        let (opened, opens) = channel();
+        let (tell, news) = channel();
+        thread::spawn(move || {
+            let mut worker = Worker { source, of, before: None, end: None };
+            let mut due = Instant::now();
+            loop {
+                let news = worker.look().transpose();
+                let news = news.map(|rates| News { of: worker.of.clone(), rates });
+                if news.is_some_and(|news| tell.send(news).is_err()) {
+                    return;
+                }
+                // A machine that slept makes nothing up for the time.
+                due = (due + interval).max(Instant::now());
+                match opens.recv_timeout(due.saturating_duration_since(Instant::now())) {
+                    Ok(of) => {
+                        worker = Worker { of: opens.try_iter().last().unwrap_or(of), ..worker };
+                        (worker.before, due) = (None, Instant::now());
+                    }
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
+            }
+        });
+        Self { opened, news }
+    }
+
+    /// Has it look at this container, or at all.
+    pub(super) fn open(&self, container: Option<&str>) {
+        // A thread that has ended has said why.
+        let _ = self.opened.send(container.map(str::to_owned));
+    }
+
+    pub(super) fn news(&self) -> Vec<News> {
+        self.news.try_iter().collect()
+    }
+}
+
+impl Worker {
+    /// The figures since the last look, if there was one. Error: why there is none.
+    fn look(&mut self) -> Result<Option<Rates>, String> {
+        let looked = self.source.look(self.of.as_deref(), self.of.is_some());
+        let mut now = looked.map_err(|error| error.to_string())?;
+        self.add_host_end(&mut now);
+        let rates = self.before.as_ref().map(|before| Rates::between(before, &mut now));
+        self.before = Some(now);
+        Ok(rates)
+    }
+
+    /// Adds the queue at the host's end of a container that an agent knows nothing of.
+    fn add_host_end(&mut self, now: &mut Moment) {
+        let (Some(_), [container]) = (&self.of, &mut now.containers[..]) else { return };
+        let Some(place) = container.place.as_ref().and_then(|it| it.to_str()) else { return };
+        let known = self.end.take().filter(|(name, _)| *name == container.name);
+        let (_, end) = self
+            .end
+            .insert(known.unwrap_or_else(|| (container.name.clone(), live::host_end(place))));
+        container.add_host_end(end.as_deref());
+    }
+}
