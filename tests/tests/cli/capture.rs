@@ -142,7 +142,7 @@ on_backends! {
 /// An agent knows the containers by name, and their queue pairs.
 fn by_the_agent_on(backend: Backend) {
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let agent = Agent::start(&lab, &format!("capture-{backend}"));
+    let agent = Agent::start(lab.host(), &format!("capture-{backend}"));
     let [client, server] = [0, 1].map(|index| lab.container(index));
     let line = format!("perf write-bw --netdev {backend} -D 60 -s 1K --json");
     let mut waiting = handed::start(server, &agent, &line);

@@ -51,7 +51,7 @@ impl Engine {
     /// An engine whose program is this script, which gets the words of the example.
     fn new(example: &'static str, program: &str, script: impl FnOnce(&Image) -> String) -> Self {
         let lab = Lab::new(&LabConfig::default()).unwrap();
-        let agent = Agent::start(&lab, &format!("engine-{program}"));
+        let agent = Agent::start(lab.host(), &format!("engine-{program}"));
         let image = Image::new();
         let bin = image.folder.join("bin");
         fs::create_dir_all(&bin).unwrap();

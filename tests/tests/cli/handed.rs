@@ -3,7 +3,7 @@
 use super::{Running, command, rocinante, start_command, words};
 use nix::sys::signal::Signal;
 use rocinante::device::Backend;
-use rocinante_lab::{ChildGuard, Container, Lab, LabConfig, Match};
+use rocinante_lab::{ChildGuard, Container, Lab, LabConfig, Match, Netns};
 use rocinante_netdev::handed::page::COUNTERS;
 use rocinante_tests::on_backends;
 use rocinante_tests::running::PATIENCE;
@@ -14,14 +14,14 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// `rocinante-agent` on the host of a lab.
+/// `rocinante-agent` on a host of a lab.
 pub(super) struct Agent {
     child: Option<ChildGuard>,
     dir: PathBuf,
 }
 
 impl Agent {
-    pub(super) fn start(lab: &Lab, test: &str) -> Self {
+    pub(super) fn start(host: &Netns, test: &str) -> Self {
         let dir = std::env::temp_dir().join(format!("handed-{test}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&dir);
         fs::create_dir(&dir).unwrap();
@@ -32,19 +32,19 @@ impl Agent {
         let lines = format!("socket = {socket:?}\nstate = {state:?}\nguardian = {guardian:?}\n");
         fs::write(&config, lines).unwrap();
         let mut agent = Self { child: None, dir };
-        agent.start_again(lab);
+        agent.start_again(host);
         agent
     }
 
     /// Starts it and waits until it serves.
-    pub(super) fn start_again(&mut self, lab: &Lab) {
+    pub(super) fn start_again(&mut self, host: &Netns) {
         let notify = self.dir.join("notify");
         let ready = UnixDatagram::bind(&notify).unwrap();
         ready.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut agent =
             command(env!("CARGO_BIN_EXE_rocinante-agent-under-test"), ["run", "--config"]);
         agent.arg(self.dir.join("agent.toml")).env("NOTIFY_SOCKET", &notify);
-        self.child = Some(lab.host().spawn(&mut agent).unwrap());
+        self.child = Some(host.spawn(&mut agent).unwrap());
         ready.recv(&mut [0; 64]).expect("the agent is ready");
         fs::remove_file(notify).unwrap();
     }
@@ -121,7 +121,7 @@ fn start_with_right(container: &Container, line: &str) -> Running {
 /// own. Each is the first in its turn, reached from another container and from beside it.
 fn beside_others_on(backend: Backend) {
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let agent = Agent::start(&lab, &format!("beside-{backend}"));
+    let agent = Agent::start(lab.host(), &format!("beside-{backend}"));
     let [there, here] = [0, 1].map(|index| lab.container(index));
     for (first, managed) in [(0, ""), (1, "--cm"), (2, "--cm")] {
         let line = |nth: usize, netdev: &str| {
@@ -173,7 +173,7 @@ on_backends! {
 /// Two sides in two containers exchange messages and compare them, over both families.
 fn ping_pong_on(backend: Backend) {
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let agent = Agent::start(&lab, backend.name());
+    let agent = Agent::start(lab.host(), backend.name());
     let [client, server] = [0, 1].map(|index| lab.container(index));
     for to in [server.ipv4().to_string(), server.ipv6().unwrap().to_string()] {
         let line = format!("pingpong --netdev {backend}");
@@ -208,7 +208,7 @@ fn place_of(counter: &str) -> usize {
 /// own. Opening a device waits for no page.
 fn counters_stay_with_the_agent_on(backend: Backend) {
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let agent = Agent::start(&lab, &format!("counts-{backend}"));
+    let agent = Agent::start(lab.host(), &format!("counts-{backend}"));
     let [client, server] = [0, 1].map(|index| lab.container(index));
     let line = format!("pingpong --netdev {backend}");
     let mut waiting = start(server, &agent, &line);
@@ -252,7 +252,7 @@ on_backends! {
 /// their ports nor the programs at the host's ends are the agent's.
 fn messages_flow_while_the_agent_is_killed_on(backend: Backend) {
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let mut agent = Agent::start(&lab, &format!("killed-{backend}"));
+    let mut agent = Agent::start(lab.host(), &format!("killed-{backend}"));
     let [client, server] = [0, 1].map(|index| lab.container(index));
     let line = format!("pingpong --netdev {backend}");
     let mut waiting = start(server, &agent, &line);
@@ -276,7 +276,7 @@ fn messages_flow_while_the_agent_is_killed_on(backend: Backend) {
         more_come("runs");
         agent.kill();
         more_come("is dead");
-        agent.start_again(&lab);
+        agent.start_again(lab.host());
     }
     more_come("runs again");
     asking.child.signal(Signal::SIGTERM);

@@ -23,6 +23,7 @@ mod known;
 mod lab;
 mod managed;
 mod manual;
+mod moved;
 mod outlived;
 mod patience;
 mod perf;

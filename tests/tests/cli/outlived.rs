@@ -118,7 +118,7 @@ fn wards(agent: &Agent) -> usize {
 
 fn are_told(backend: Backend, test: &str) {
     with_scene(3, |scene| {
-        let agent = Agent::start(scene.lab, &format!("outlived-{backend}"));
+        let agent = Agent::start(scene.lab.host(), &format!("outlived-{backend}"));
         let [first, second] = [0, 1].map(|index| scene.lab.container(index));
         let program = || agent.asker(&myself(test));
         let mut one = scene.start(first, first.ipv4().into(), program());
@@ -146,7 +146,7 @@ fn are_told(backend: Backend, test: &str) {
 
 fn are_told_by_another_agent(_: Backend, test: &str) {
     with_scene(2, |scene| {
-        let mut agent = Agent::start(scene.lab, "outlived-again");
+        let mut agent = Agent::start(scene.lab.host(), "outlived-again");
         let first = scene.lab.container(0);
         let own = first.ipv4().into();
         let mut one = scene.start(first, own, agent.asker(&myself(test)));
@@ -154,7 +154,7 @@ fn are_told_by_another_agent(_: Backend, test: &str) {
         wait_until("the agent has both", || wards(&agent) == 2);
         for _ in 0..2 {
             agent.kill();
-            agent.start_again(scene.lab);
+            agent.start_again(scene.lab.host());
             wait_until("both have found it", || wards(&agent) == 2);
         }
         // The other one does this itself.
@@ -168,7 +168,7 @@ fn are_told_by_another_agent(_: Backend, test: &str) {
 /// lets one of them do it.
 fn of_run_are_told(_: Backend, test: &str) {
     with_scene(2, |scene| {
-        let agent = Agent::start(scene.lab, "outlived-run");
+        let agent = Agent::start(scene.lab.host(), "outlived-run");
         let installed = Installed::new(test);
         let first = scene.lab.container(0);
         let start = || {
@@ -219,7 +219,7 @@ fn many_at_once() {
     let modes = [("neither", 1), ("agent", 1), ("agent", count), ("run", 1)];
     for (mode, containers) in modes {
         with_scene(containers as u8 + 1, |scene| {
-            let agent = (mode == "agent").then(|| Agent::start(scene.lab, "outlived-many"));
+            let agent = (mode == "agent").then(|| Agent::start(scene.lab.host(), "outlived-many"));
             let installed = Installed::new(NAME);
             let (mut programs, mut connections) = (Vec::<ChildGuard>::new(), Vec::new());
             for nth in 0..count {

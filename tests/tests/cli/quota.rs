@@ -118,7 +118,7 @@ fn processes_of_a_container_share_its_limits_and_get_eagain_and_enomem() {
     be_program();
     require_machine_root!();
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let mut agent = Agent::start(&lab, "quota");
+    let mut agent = Agent::start(lab.host(), "quota");
     let (again, no_memory) = (format!("quota {}", libc::EAGAIN), format!("quota {}", libc::ENOMEM));
     let [here, there] = [0, 1].map(|index| lab.container(index));
     let program = |agent: &Agent, container| Program::start(container, agent, test_name!());
@@ -163,7 +163,7 @@ fn processes_of_a_container_share_its_limits_and_get_eagain_and_enomem() {
     one.does("cq 1", &again);
     // The next agent learns what there is.
     agent.kill();
-    agent.start_again(&lab);
+    agent.start_again(lab.host());
     let mut three = program(&agent, here);
     three.does("open", "done");
     wait_until("the first has come", || {
@@ -181,11 +181,11 @@ fn a_program_at_its_limit_of_contexts_opens_no_port() {
     be_program();
     require_machine_root!();
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let mut agent = Agent::start(&lab, "quota-ports");
+    let mut agent = Agent::start(lab.host(), "quota-ports");
     limit(&agent, "hca_handle=1");
     // It may not have read them yet.
     agent.kill();
-    agent.start_again(&lab);
+    agent.start_again(lab.host());
     let again = format!("quota {}", libc::EAGAIN);
     let [mut one, mut two] =
         [(); 2].map(|()| Program::start(lab.container(0), &agent, test_name!()));
@@ -211,11 +211,11 @@ fn a_program_at_its_limit_of_contexts_opens_no_port() {
 fn a_program_of_libibverbs_gets_the_errno_of_the_kernels_controller() {
     require_machine_root!();
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let mut agent = Agent::start(&lab, "quota-capi");
+    let mut agent = Agent::start(lab.host(), "quota-capi");
     limit(&agent, "hca_handle=1 hca_object=9 mr_bytes=10000");
     // It may not have read them yet.
     agent.kill();
-    agent.start_again(&lab);
+    agent.start_again(lab.host());
     let library = Library::new();
     let mut command = library.command(&format!("{} 9 10000", library.script("quota.py")));
     command.env("ROCINANTE_AGENT", agent.socket());

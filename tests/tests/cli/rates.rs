@@ -24,13 +24,13 @@ fn passed(host: &Netns, link: &str) -> (u64, u64) {
 
 fn messages_pass_the_rates_on(backend: Backend) {
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let mut agent = Agent::start(&lab, &format!("rates-{backend}"));
+    let mut agent = Agent::start(lab.host(), &format!("rates-{backend}"));
     let class = "[[class]]\nname = \"slow\"\ncontainers = [\"veth0\"]\nports_max = 3\n\
                  ingress_rate = \"20mbit\"\negress_rate = \"20mbit\"\n";
     let lines = fs::read_to_string(agent.config()).unwrap();
     fs::write(agent.config(), format!("{lines}{class}")).unwrap();
     agent.kill();
-    agent.start_again(&lab);
+    agent.start_again(lab.host());
     let [client, server] = [0, 1].map(|index| lab.container(index));
     let line = format!("pingpong --netdev {backend}");
     let mut waiting = start(server, &agent, &line);

@@ -85,7 +85,7 @@ fn netns_of(of: &Running) -> String {
 fn root_sees_all_containers_by_their_agent() {
     require_machine_root!();
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let agent = Agent::start(&lab, "stat");
+    let agent = Agent::start(lab.host(), "stat");
     let _sides = traffic(|container, line| handed::start(container, &agent, line), &lab);
     let stat = |more: &str| {
         let place = agent.state().join("stat.sock");

@@ -211,7 +211,7 @@ fn without_a_terminal_it_names_stat() {
 fn an_agent_that_goes_away_and_comes_back_is_no_end() {
     rocinante_tests::require_machine_root!();
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let mut agent = Agent::start(&lab, "top");
+    let mut agent = Agent::start(lab.host(), "top");
     let [client, server] = [0, 1].map(|index| lab.container(index));
     let line = "perf write-bw --netdev packet -D 60 -s 64K --json";
     let mut waiting = handed::start(server, &agent, line);
@@ -226,7 +226,7 @@ fn an_agent_that_goes_away_and_comes_back_is_no_end() {
     agent.kill();
     top.says("no agent answers");
     top.says(client.host_end());
-    agent.start_again(&lab);
+    agent.start_again(lab.host());
     top.shows("the keys", |screen| screen.contents().contains("q quit"));
     // A shaper of the operator's at the host's end.
     let shaper = lab.shape(1, &Tbf::mbit(200)).unwrap();

@@ -249,12 +249,6 @@ impl Core {
         self.waited(wake::wait(port, fd, sleep) && port.is_some());
     }
 
-    /// Whether a thread of the program sleeps on the port.
-    #[cfg(test)]
-    pub(crate) fn is_waited(&self) -> bool {
-        self.watch.view().is_waited()
-    }
-
     /// A thread of the program is about to sleep on the port, and on a descriptor of its own, until
     /// `until`: the port to watch, if it shall, and the longest sleep. After it, and however it
     /// ends, [`waited`](Self::waited) follows.

@@ -304,7 +304,7 @@ fn a_sleep_on_a_channel_lasts_until_it_is_dropped() {
     let (hca, _) = shared(11);
     let device = Device::new(hca, Arc::new(Inbox::new().unwrap()), true).unwrap();
     let channel = Channel::create(&device).unwrap();
-    let is_waited = || device.shards.all().any(|core| core.is_waited());
+    let is_waited = || device.shards.all().any(|core| core.watch.view().is_waited());
     let sleeps = [channel.sleep(), channel.sleep()];
     assert!(sleeps.iter().all(|sleep| sleep.port().is_some()));
     for sleep in sleeps {

@@ -1,0 +1,108 @@
+//! A container with its addresses goes from one host to another.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use rocinante::device::Backend;
+use rocinante_lab::{Between, Container, Hosts, Lab, LabConfig, Match};
+use rocinante_tests::on_backends;
+use rocinante_tests::running::PATIENCE;
+use serde_json::Value;
+
+use super::handed::{Agent, start};
+use super::{command, start as start_unmanaged};
+
+/// The addresses that the agent of a host lets out of this container.
+fn let_out(agent: &Agent, host_end: &str) -> Vec<IpAddr> {
+    let mut status = command(
+        env!("CARGO_BIN_EXE_rocinante-agent-under-test"),
+        ["status", host_end, "--json", "--config"],
+    );
+    let output = status.arg(agent.config()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let status: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let addresses = &status["containers"][0]["addresses"];
+    let addresses = addresses.as_array().unwrap_or_else(|| panic!("{status:#}"));
+    addresses.iter().map(|address| address.as_str().unwrap().parse().unwrap()).collect()
+}
+
+fn until_lets_out(agent: &Agent, host_end: &str, address: IpAddr, is_let: bool) {
+    let end = Instant::now() + PATIENCE;
+    while let_out(agent, host_end).contains(&address) != is_let {
+        assert!(Instant::now() < end, "{host_end}: {address} is let out: {}", !is_let);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Gives `new` the link-layer address and the addresses of `old`, and announces them.
+fn move_address(old: &Container, new: &Container) {
+    let link = old.netns().json("ip -j address show dev eth0").unwrap();
+    let mac = link[0]["address"].as_str().unwrap();
+    let addresses = link[0]["addr_info"].as_array().unwrap();
+    let global = addresses.iter().filter(|it| it["scope"] == "global");
+    old.netns().command("ip address flush dev eth0 scope global").unwrap();
+    new.netns().command("ip link set eth0 down").unwrap();
+    new.netns().command("ip address flush dev eth0").unwrap();
+    new.run(|| {
+        for switch in ["ipv4/conf/eth0/arp_notify", "ipv6/conf/eth0/ndisc_notify"] {
+            fs::write(format!("/proc/sys/net/{switch}"), "1").unwrap();
+        }
+    })
+    .unwrap();
+    new.netns().command(&format!("ip link set eth0 address {mac} up")).unwrap();
+    for it in global {
+        let (address, len) = (it["local"].as_str().unwrap(), &it["prefixlen"]);
+        let line = format!("ip address add {address}/{len} dev eth0");
+        let nodad = if address.contains(':') { " nodad" } else { "" };
+        new.netns().command(&(line + nodad)).unwrap();
+    }
+}
+
+/// A connection to it ends by error, on both sides. A peer that connects again reaches it at its
+/// new place, and the agent of the old one lets its addresses out no more.
+fn connections_follow_a_container_on(backend: Backend) {
+    let shape = Hosts { hosts: 3, containers_each: 1, between: Between::Vxlan { ipv6: false } };
+    let lab = Lab::of_hosts(&shape, &LabConfig::default()).unwrap();
+    let agents = [1, 2].map(|at| Agent::start(lab.host_of(at), &format!("moved-{backend}-{at}")));
+    let [peer, old, new] = [0, 1, 2].map(|at| lab.container(at));
+    let ends = [old, new].map(Container::host_end);
+    let serves = format!("pingpong --cm --netdev {backend}");
+    let asks = |more: &str, to: IpAddr| {
+        start_unmanaged(peer, &format!("pingpong --cm --netdev udp {more} -c {to}"))
+    };
+    let mut before = start(old, &agents[0], &serves);
+    before.says("waiting for a client");
+    let asking = asks("-n 1000000000 -s 5000", old.ipv4().into());
+    let seen = lab.count(&Match::roce()).unwrap();
+    let end = Instant::now() + PATIENCE;
+    while seen.counter().unwrap().packets < 200 {
+        assert!(Instant::now() < end, "no packets");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    move_address(old, new);
+    for v6 in [false, true] {
+        until_lets_out(&agents[0], ends[0], old.address(v6), false);
+        until_lets_out(&agents[1], ends[1], old.address(v6), true);
+        // The new place says that no program has the port.
+        let to = SocketAddr::new(old.address(v6), 9);
+        let refused = peer.run(|| TcpStream::connect_timeout(&to, PATIENCE)).unwrap();
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    }
+    asking.finish().failed(1, &["X"]);
+    before.finish().failed(1, &["X"]);
+    for v6 in [false, true] {
+        let mut after = start(new, &agents[1], &serves);
+        after.says("waiting for a client");
+        asks("-n 200 -s 5000", old.address(v6)).finish().succeeded();
+        after.finish().succeeded();
+    }
+}
+
+on_backends! {
+    connections_follow_a_container_to_another_host_on_packet:
+        Packet + require_machine_root + require_nft => connections_follow_a_container_on(Backend::Packet);
+    connections_follow_a_container_to_another_host_on_afxdp:
+        Xdp + require_machine_root + require_nft => connections_follow_a_container_on(Backend::Xdp);
+}
