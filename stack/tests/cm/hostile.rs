@@ -15,32 +15,32 @@ fn real_req(net: &mut Net) -> MadBytes {
     net.cm[A].poll_transmit().unwrap().mad
 }
 
-/// The rejection that a changed REQ gets, if any.
-#[track_caller]
-fn answer_to(change: impl FnOnce(&mut Req<'_>)) -> Option<RejReason> {
+/// Hands a changed REQ to the other side.
+fn changed(change: impl FnOnce(&mut Req<'_>)) -> (Net, u64, CommId) {
     let mut net = Net::new();
     net.listen(2);
     let mad = real_req(&mut net);
     let Ok((header, CmMessage::Req(mut req))) = CmMessage::parse(&mad) else { panic!() };
     change(&mut req);
-    let (now, changed) = (net.now, CmMessage::Req(req).emit(header.tid));
+    let (now, local, changed) = (net.now, req.local, CmMessage::Req(req).emit(header.tid));
     net.cm[B].handle_mad(now, address(A), address(B), &changed);
+    (net, header.tid, local)
+}
+
+/// The rejection that a changed REQ gets, if any.
+#[track_caller]
+fn answer_to(change: impl FnOnce(&mut Req<'_>)) -> Option<RejReason> {
+    let (mut net, tid, local) = changed(change);
     let answer = net.cm[B].poll_transmit()?;
     let Ok((again, CmMessage::Rej(rej))) = CmMessage::parse(&answer.mad) else { panic!() };
-    assert_eq!((again.tid, rej.subject, rej.remote), (header.tid, Subject::Req, req.local));
+    assert_eq!((again.tid, rej.subject, rej.remote), (tid, Subject::Req, local));
     assert_eq!((net.cm[B].len(), net.cm[B].poll_event()), (0, None));
     Some(rej.reason)
 }
 
 /// Connections, malformed messages and requests for the program, after a changed REQ.
 fn outcome_of(change: impl FnOnce(&mut Req<'_>)) -> (usize, u64, u64) {
-    let mut net = Net::new();
-    net.listen(2);
-    let mad = real_req(&mut net);
-    let Ok((header, CmMessage::Req(mut req))) = CmMessage::parse(&mad) else { panic!() };
-    change(&mut req);
-    let (now, changed) = (net.now, CmMessage::Req(req).emit(header.tid));
-    net.cm[B].handle_mad(now, address(A), address(B), &changed);
+    let (net, ..) = changed(change);
     let counters = net.cm[B].counters();
     (net.cm[B].len(), counters.malformed, counters.requests)
 }
