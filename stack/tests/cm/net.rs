@@ -47,7 +47,7 @@ pub(crate) struct Net {
     pub(crate) wakes: [u64; 2],
     /// All messages sent: the side, and the kind.
     pub(crate) log: Vec<(usize, &'static str)>,
-    state: u64,
+    random: fastrand::Rng,
     sent: u64,
 }
 
@@ -102,14 +102,13 @@ impl Net {
             packets: [BTreeMap::new(), BTreeMap::new()],
             wakes: [0; 2],
             log: Vec::new(),
-            state: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            random: fastrand::Rng::with_seed(seed),
             sent: 0,
         }
     }
 
     pub(crate) fn random(&mut self, below: u64) -> u64 {
-        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (self.state >> 33) % below
+        self.random.u64(..below)
     }
 
     /// Collects the datagrams and events of both sides.

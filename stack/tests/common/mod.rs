@@ -27,7 +27,7 @@ use rocinante_stack::{
     QpAttr, QpInit, SrqInit, TxSink,
 };
 
-pub use self::pair::{Pair, Pass};
+pub use self::pair::{Pair, Pass, one_lost_in};
 pub use self::solo::{PEER, Solo, seal};
 pub(crate) use self::tables::{assert_same, tables};
 pub use rocinante_scripts::{describe, pattern, reth};

@@ -13,6 +13,12 @@ use super::{End, PORT, Setup};
 /// Decides for each packet whether it arrives. Arguments: the sender, and the packet's bytes.
 pub type Pass = Box<dyn FnMut(usize, &[u8]) -> bool>;
 
+/// Loses one packet in `n`, at random.
+pub fn one_lost_in(n: u64, seed: u64) -> Pass {
+    let mut random = fastrand::Rng::with_seed(seed);
+    Box::new(move |_, _| random.u64(..n) != 0)
+}
+
 /// Two connected ends.
 pub struct Pair {
     pub ends: [End; 2],

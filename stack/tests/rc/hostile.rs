@@ -202,12 +202,8 @@ fn every_opcode_over_every_body_at_every_psn_near() {
 fn long_random_conversations() {
     let (solo, open) = live();
     let seeds = seeds(&solo, open);
-    let mut state = 42u64;
-    let mut random = move |n: usize| {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as usize % n
-    };
+    let mut dice = fastrand::Rng::with_seed(42);
+    let mut random = |n: usize| dice.usize(..n);
     for _ in 0..2000 {
         let (mut solo, _) = live();
         let mut talk = Vec::new();

@@ -559,11 +559,7 @@ fn over_a_bad_network_all_arrives_in_order_and_is_told_of() {
     for (seed, held) in (0..40u64).flat_map(|seed| [(seed, 0), (seed, 64)]) {
         let psn = [0xff_fff0, 0xff_ff80];
         let mut both = both(&Setup { psn, held, ..Setup::default() });
-        let mut state = seed;
-        both.pair.pass = Box::new(move |_, _| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 33) % 8 != 0
-        });
+        both.pair.pass = crate::common::one_lost_in(8, seed);
         both.talk(200);
         for end in &both.pair.ends {
             assert_eq!(end.host.sends_retired, 101, "seed {seed}");

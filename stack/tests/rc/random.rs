@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 
 use crate::common::{BASE, End, PORT, Setup, sge};
+use fastrand::Rng;
 use rocinante_stack::mem::{Access, FlushLevel, Placement, Sge};
 use rocinante_stack::types::{Key, Mtu, Time};
 use rocinante_stack::verbs::{Cqe, RecvWr, SendData, SendOp, SendWr, WcOpcode, WcStatus};
@@ -15,28 +16,9 @@ use rocinante_stack::{Budget, Datagram, IpId, Urgency};
 
 const FLUSHABLE: Access = Access::ALL.with(Access::FLUSH_GLOBAL);
 
-/// A small generator of numbers; its sequences never change.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        (self.next() >> 16) % n
-    }
-
-    fn one_in(&mut self, n: u64) -> bool {
-        n > 0 && self.below(n) == 0
-    }
-
-    fn fill(&mut self, bytes: &mut [u8]) {
-        bytes.iter_mut().for_each(|byte| *byte = self.next() as u8);
-    }
+/// True once in `n` times; never for 0.
+fn one_in(random: &mut Rng, n: u64) -> bool {
+    n > 0 && random.u64(..n) == 0
 }
 
 /// The longest message, and the most messages in a queue.
@@ -76,7 +58,7 @@ struct Stream {
 }
 
 struct World {
-    random: Random,
+    random: Rng,
     ends: [End; 2],
     keys: [Key; 2],
     streams: Vec<[Stream; 2]>,
@@ -93,21 +75,20 @@ struct World {
 
 impl World {
     fn new(seed: u64, requests: u32) -> Self {
-        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        random.next();
-        let qps = 1 + random.below(3) as usize;
-        let datagrams = 1 << random.below(8);
+        let mut random = Rng::with_seed(seed);
+        let qps = 1 + random.u64(..3) as usize;
+        let datagrams = 1 << random.u64(..8);
         let setup = Setup {
-            mtu: Mtu::ALL[random.below(5) as usize],
-            psn: [0, 1].map(|_| (0x100_0000 - random.below(3000)) as u32 & 0xff_ffff),
-            timeout: 6 + random.below(4) as u8,
-            rd_atomic: 1 + random.below(6) as u8,
+            mtu: Mtu::ALL[random.u64(..5) as usize],
+            psn: [0, 1].map(|_| (0x100_0000 - random.u64(..3000)) as u32 & 0xff_ffff),
+            timeout: 6 + random.u64(..4) as u8,
+            rd_atomic: 1 + random.u64(..6) as u8,
             arena: (SHARE * qps as u64) as usize,
             access: FLUSHABLE,
             depth: DEPTH as u32,
             budget: Budget { bytes: 8704 * datagrams, datagrams },
-            held: [0, 3, 2048][random.below(3) as usize],
-            split_writes: random.one_in(2),
+            held: [0, 3, 2048][random.u64(..3) as usize],
+            split_writes: one_in(&mut random, 2),
             qps,
             ..Setup::default()
         };
@@ -140,7 +121,7 @@ impl World {
         };
         let streams = (0..qps).map(|_| [stream(), stream()]).collect();
         // Few faults, so that eight tries in a row do not all fail.
-        let odds = |random: &mut Random, n: &[u64]| n[random.below(n.len() as u64) as usize];
+        let odds = |random: &mut Rng, n: &[u64]| n[random.u64(..n.len() as u64) as usize];
         let loss = odds(&mut random, &[0, 20, 40, 100]);
         let dup = odds(&mut random, &[0, 10, 50]);
         let late = odds(&mut random, &[0, 10, 100]);
@@ -163,11 +144,11 @@ impl World {
     }
 
     fn length(&mut self) -> u64 {
-        match self.random.below(6) {
-            0 => self.random.below(4),
-            1 => 256 << self.random.below(5),
-            2 => (256 << self.random.below(5)) - 1 + self.random.below(3),
-            _ => self.random.below(LONGEST + 1),
+        match self.random.u64(..6) {
+            0 => self.random.u64(..4),
+            1 => 256 << self.random.u64(..5),
+            2 => (256 << self.random.u64(..5)) - 1 + self.random.u64(..3),
+            _ => self.random.u64(..LONGEST + 1),
         }
         .min(LONGEST)
     }
@@ -176,8 +157,8 @@ impl World {
     fn cut(&mut self, offset: u64, len: u64, key: Key) -> Vec<Sge> {
         let mut list = Vec::new();
         let mut at = 0;
-        for _ in 0..self.random.below(4) {
-            let part = self.random.below(len - at + 1);
+        for _ in 0..self.random.u64(..4) {
+            let part = self.random.u64(..len - at + 1);
             list.push(sge(offset + at, part as u32, key));
             at += part;
         }
@@ -193,11 +174,11 @@ impl World {
         let wr_id = stream.next_id;
         let slot = share + (wr_id % DEPTH) * LONGEST;
         let rkey = self.keys[1 - at];
-        let kind = self.random.below(10);
-        let imm = self.random.one_in(2).then(|| (wr_id as u32).to_be_bytes());
-        let start = self.random.below(LONGEST - len + 1);
+        let kind = self.random.u64(..10);
+        let imm = one_in(&mut self.random, 2).then(|| (wr_id as u32).to_be_bytes());
+        let start = self.random.u64(..LONGEST - len + 1);
         let range = start as usize..(start + len) as usize;
-        let mut fence = self.random.one_in(6);
+        let mut fence = one_in(&mut self.random, 6);
         let mut data = vec![0; len as usize];
         self.random.fill(&mut data);
         let stream = &mut self.streams[qp][at];
@@ -228,7 +209,7 @@ impl World {
                 (SendOp::Read { remote, rkey }, WcOpcode::RdmaRead, len, bytes)
             }
             6 => {
-                let add = self.random.0 >> 40;
+                let add = self.random.u64(..) >> 40;
                 let found = stream.words[0];
                 stream.words[0] = found.wrapping_add(add);
                 let remote = BASE + share + WORDS;
@@ -237,8 +218,8 @@ impl World {
             }
             7 => {
                 // The word that the next compare and swap uses.
-                stream.words[1] = self.random.0;
-                data = self.random.0.to_ne_bytes().to_vec();
+                stream.words[1] = self.random.u64(..);
+                data = stream.words[1].to_ne_bytes().to_vec();
                 let op = SendOp::AtomicWrite { remote: BASE + share + WORDS + 8, rkey };
                 (op, WcOpcode::AtomicWrite, 8, Expect::Nothing)
             }
@@ -252,7 +233,7 @@ impl World {
             _ => {
                 let found = stream.words[1];
                 let compare = if imm.is_some() { found } else { found ^ 1 };
-                let swap = self.random.0;
+                let swap = self.random.u64(..);
                 if compare == found {
                     stream.words[1] = swap;
                 }
@@ -263,9 +244,9 @@ impl World {
         };
         // Unsignaled requests are known to be done only when a later one completes.
         let last = stream.left == 1 || stream.posted.len() as u64 + 1 == DEPTH;
-        let signaled = last || !self.random.one_in(4);
+        let signaled = last || !one_in(&mut self.random, 4);
         let list = self.cut(slot, list_len, self.keys[at]);
-        let inline = !op.has_result() && data.len() <= 64 && self.random.one_in(2);
+        let inline = !op.has_result() && data.len() <= 64 && one_in(&mut self.random, 2);
         let end = &mut self.ends[at];
         if !op.has_result() {
             end.host.arena[slot as usize..][..data.len()].copy_from_slice(&data);
@@ -299,11 +280,11 @@ impl World {
             for at in 0..2 {
                 let stream = &self.streams[qp][at];
                 let room = (stream.posted.len() as u64) < DEPTH;
-                if stream.left > 0 && room && self.random.one_in(2) {
+                if stream.left > 0 && room && one_in(&mut self.random, 2) {
                     self.post(at, qp);
                 }
                 let room = (self.streams[qp][at].receives.len() as u64) < DEPTH;
-                if room && self.random.one_in(3) {
+                if room && one_in(&mut self.random, 3) {
                     self.post_receive(at, qp);
                 }
             }
@@ -358,21 +339,21 @@ impl World {
     fn send(&mut self) {
         for at in 0..2 {
             let end = &mut self.ends[at];
-            end.out.room = self.random.below(40) as usize;
-            let budget = 1 + self.random.below(100) as usize;
+            end.out.room = self.random.u64(..40) as usize;
+            let budget = 1 + self.random.u64(..100) as usize;
             end.engine.poll_transmit(self.now, budget, &mut end.host, &mut end.out);
             while let Some(mut packet) = self.ends[at].out.packets.pop_front() {
-                let copies = 1 + u32::from(self.random.one_in(self.dup));
+                let copies = 1 + u32::from(one_in(&mut self.random, self.dup));
                 for _ in 0..copies {
-                    if self.random.one_in(self.loss) {
+                    if one_in(&mut self.random, self.loss) {
                         continue;
                     }
-                    let far = if self.random.one_in(self.late) { 30_000 } else { 0 };
-                    let due = self.now.0 + 5_000 + self.random.below(1 + far);
+                    let far = if one_in(&mut self.random, self.late) { 30_000 } else { 0 };
+                    let due = self.now.0 + 5_000 + self.random.u64(..1 + far);
                     let mut packet =
                         if copies > 1 { packet.clone() } else { std::mem::take(&mut packet) };
-                    if self.random.one_in(self.damage) {
-                        let bit = self.random.below(packet.len() as u64 * 8);
+                    if one_in(&mut self.random, self.damage) {
+                        let bit = self.random.u64(..packet.len() as u64 * 8);
                         packet[(bit / 8) as usize] ^= 1 << (bit % 8);
                     }
                     self.order += 1;

@@ -67,13 +67,7 @@ fn every_operation_at_every_mtu() {
 fn every_operation_with_random_loss() {
     for seed in 1..20u64 {
         let setup = Setup { timeout: 8, ..Setup::default() };
-        all_operations(&setup, || {
-            let mut state = seed;
-            Box::new(move |_, _| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                (state >> 33) % 10 != 0
-            })
-        });
+        all_operations(&setup, || crate::common::one_lost_in(10, seed));
     }
 }
 

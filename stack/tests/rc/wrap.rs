@@ -15,11 +15,9 @@ fn it_wraps_in_every_position_of_every_operation() {
             let keys = pair.register();
             let data = pattern(len as usize, before as u8);
             pair.ends[0].host.arena[..len as usize].copy_from_slice(&data);
-            let mut state = seed;
-            pair.pass = Box::new(move |_, _| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                seed == 0 || (state >> 33) % 6 != 0
-            });
+            if seed > 0 {
+                pair.pass = crate::common::one_lost_in(6, seed);
+            }
             pair.recv(1, 9, &[sge(0, len, keys[1])]);
             let (remote, rkey) = (BASE + 4096, keys[1]);
             pair.send(0, 1, SendOp::Send { imm: None }, &[sge(0, len, keys[0])]);

@@ -99,13 +99,8 @@ fn reads_in_flight_move_with_their_queue_pair() {
 fn whoever_learns_when_nothing_is_lost() {
     let mut repaired = 0;
     for seed in 0..400u64 {
-        let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        let mut draw = move |below: u64| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            random % below
-        };
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut draw = move |below: u64| random.u64(..below);
         let mut pair = Pair::new(&Setup { arena: 1 << 20, retry_cnt: 7, ..strangers(QpType::Rc) });
         let keys = pair.register();
         let messages = 12;

@@ -371,13 +371,8 @@ fn hostile_bytes_do_no_harm() {
         let key = end.host.register(0, 4096, Access::ALL);
         (end, key)
     });
-    let mut state = 0x1234_5678_9abc_def1u64;
-    let mut random = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut random = || random.u64(..);
     for round in 0..60_000 {
         let (end, key) = &mut ends[round % 2];
         if round % 7 < 2 {

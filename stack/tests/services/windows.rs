@@ -211,13 +211,9 @@ fn losses_do_not_repeat_or_skip_what_has_no_packets() {
     for seed in 1..200u64 {
         let setup = Setup { timeout: 10, retry_cnt: 7, ..Setup::default() };
         let Ends { mut pair, source, region, mw } = ends(&setup, MwType::Type2);
-        let mut state = seed;
-        let mut random = move |n: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 33) % n
-        };
-        let mut dice = random;
-        pair.pass = Box::new(move |_, _| dice(5) > 0);
+        let mut dice = fastrand::Rng::with_seed(seed);
+        let mut random = |n: u64| dice.u64(..n);
+        pair.pass = crate::common::one_lost_in(8, seed);
         let (mut key, mut bound, mut posted) = (mw, false, 0);
         for wr_id in 0..40 {
             let list = [sge(random(1000), random(5000) as u32, region)];
