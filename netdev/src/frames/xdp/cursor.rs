@@ -96,37 +96,25 @@ mod tests {
     use super::*;
     use std::collections::VecDeque;
 
-    /// A small generator (xorshift), so that a failure is reproducible.
-    struct Random(u64);
-
-    impl Random {
-        fn below(&mut self, n: u32) -> u32 {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            (self.0 >> 32) as u32 % n
-        }
-    }
-
     /// Two cursors that see each other only on request, against a plain queue.
     #[test]
     fn two_sides_agree_with_a_queue_across_the_wrap() {
         let seeds = if cfg!(miri) { 2 } else { 64 };
         for seed in 1..=seeds {
-            let mut random = Random(0x9e37_79b9_7f4a_7c15u64.wrapping_mul(seed));
-            let size = 1 << random.below(7);
-            let start = 0u32.wrapping_sub(random.below(300));
+            let mut random = fastrand::Rng::with_seed(seed);
+            let size = 1 << random.u32(..7);
+            let start = 0u32.wrapping_sub(random.u32(..300));
             let mut producer = Cursor::new(size, start, start);
             let mut consumer = producer;
             let mut entries = vec![0u32; size as usize];
             let mut oracle = VecDeque::new();
             let mut next = 0;
             for step in 0..2000 {
-                match random.below(4) {
+                match random.u32(..4) {
                     0 => producer.see_consumed(consumer.consumed()),
                     1 => consumer.see_produced(producer.produced()),
                     2 => {
-                        let n = random.below(producer.free() + 1);
+                        let n = random.u32(..producer.free() + 1);
                         for _ in 0..n {
                             entries[producer.write_place()] = next;
                             oracle.push_back(next);
@@ -135,7 +123,7 @@ mod tests {
                         }
                     }
                     _ => {
-                        let n = random.below(consumer.filled() + 1);
+                        let n = random.u32(..consumer.filled() + 1);
                         for ahead in 0..n {
                             let got = entries[consumer.read_place(ahead)];
                             assert_eq!(oracle.pop_front(), Some(got), "seed {seed} step {step}");
