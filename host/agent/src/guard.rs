@@ -117,17 +117,17 @@ struct Room {
 }
 
 impl Guards {
-    /// Starts `program` as the guardian; `per_second` programs of a share are listened to.
+    /// Starts `program` as the guardian, and listens to as many programs of a share as `limits` say.
     pub(crate) fn new(
         program: PathBuf,
-        per_second: u32,
+        limits: Limits,
         closers: &Arc<Closers>,
         journal: &Arc<Journal>,
     ) -> Self {
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         Self {
             program,
-            limits: Arc::new(Limits::new(per_second)),
+            limits: Arc::new(limits),
             descriptors_max: usize::try_from(files / 2).unwrap_or(usize::MAX),
             turns: Semaphore::new(ALL_AT_ONCE_MAX),
             closers: Arc::clone(closers),
@@ -149,11 +149,6 @@ impl Guards {
 
     fn refuse_for_room(&self) {
         self.refuse(&self.no_room, "no descriptors are left for a program");
-    }
-
-    /// Changes the number of programs of a share that are listened to in a second.
-    pub(crate) fn set_rate(&self, per_second: u32) {
-        self.limits.set_rate(per_second);
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -397,7 +392,7 @@ mod tests {
     #[test]
     fn descriptors_that_are_refused_are_not_counted() {
         let (closers, journal) = (Arc::default(), Arc::default());
-        let mut guards = Guards::new(PathBuf::new(), 1, &closers, &journal);
+        let mut guards = Guards::new(PathBuf::new(), Limits::new(1), &closers, &journal);
         guards.descriptors_max = DESCRIPTORS_MAX + 10;
         let guards = Arc::new(guards);
         let [one, again, other] = [1, 1, 2].map(|n| Room::new(&guards, Share::Container(n)));

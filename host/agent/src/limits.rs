@@ -73,15 +73,21 @@ impl<K: Eq + Hash> Turns<K> {
 /// Counts the requests of each share, and takes them in turn.
 #[derive(Debug)]
 pub(crate) struct Limits {
+    rates: Arc<Mutex<Rates>>,
     inner: Mutex<Inner>,
     turns: Turns<Share>,
 }
 
-#[derive(Debug, Default)]
-struct Inner {
-    per_second: u32,
+/// Requests in a second.
+#[derive(Debug)]
+struct Rates {
+    each: u32,
     /// Of the shares that have another rate.
     others: HashMap<Share, u32>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
     containers: HashMap<Share, Container>,
     at_once: usize,
 }
@@ -103,18 +109,36 @@ pub(crate) struct Permit {
 
 impl Limits {
     pub(crate) fn new(per_second: u32) -> Self {
-        let inner = Inner { per_second, ..Inner::default() };
-        Self { inner: Mutex::new(inner), turns: Turns::new(WORKED_MAX) }
+        Self::of(Arc::new(Mutex::new(Rates { each: per_second, others: HashMap::new() })))
+    }
+
+    /// Those of requests of another kind, at the same rates.
+    pub(crate) fn alike(&self) -> Self {
+        Self::of(Arc::clone(&self.rates))
+    }
+
+    fn of(rates: Arc<Mutex<Rates>>) -> Self {
+        Self { rates, inner: Mutex::default(), turns: Turns::new(WORKED_MAX) }
     }
 
     /// Changes the rate of each share.
     pub(crate) fn set_rate(&self, per_second: u32) {
-        self.lock().per_second = per_second;
+        self.rates().each = per_second;
     }
 
     /// Gives these shares rates of their own, and no others.
     pub(crate) fn set_others(&self, others: HashMap<Share, u32>) {
-        self.lock().others = others;
+        self.rates().others = others;
+    }
+
+    fn rates(&self) -> MutexGuard<'_, Rates> {
+        self.rates.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The requests of a share in a second.
+    fn full(&self, share: Share) -> f64 {
+        let rates = self.rates();
+        f64::from(rates.others.get(&share).copied().unwrap_or(rates.each))
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -123,9 +147,9 @@ impl Limits {
 
     /// Lets a request of a share in, unless too many are there.
     pub(crate) fn enter(self: &Arc<Self>, share: Share, now: Instant) -> Option<Permit> {
+        let full = self.full(share);
         let mut inner = self.lock();
-        let full = inner.full(share);
-        let Inner { containers, at_once, .. } = &mut *inner;
+        let Inner { containers, at_once } = &mut *inner;
         if *at_once >= ALL_AT_ONCE_MAX {
             return None;
         }
@@ -147,18 +171,11 @@ impl Limits {
     }
 }
 
-impl Inner {
-    /// The requests of a share in a second.
-    fn full(&self, share: Share) -> f64 {
-        f64::from(self.others.get(&share).copied().unwrap_or(self.per_second))
-    }
-}
-
 impl Permit {
     /// Whether the share has not asked too often. Then this counts as one time more.
     pub(crate) fn counts(&self, now: Instant) -> bool {
+        let full = self.limits.full(self.share);
         let mut inner = self.limits.lock();
-        let full = inner.full(self.share);
         let Some(of) = inner.containers.get_mut(&self.share) else { return false };
         let passed = now.saturating_duration_since(of.since).as_secs_f64();
         of.tokens = (of.tokens + passed * full).min(full);
@@ -242,6 +259,18 @@ mod tests {
         assert_eq!([asked(1, 0), asked(2, 0), asked(3, 0)], [3, 40, 10]);
         limits.set_others([(Share::Container(2), 5)].into());
         assert_eq!([asked(1, 60), asked(2, 60), asked(3, 60)], [10, 5, 10]);
+    }
+
+    #[test]
+    fn requests_of_another_kind_have_the_same_rates_and_count_for_themselves() {
+        let (limits, now) = (Arc::new(Limits::new(10)), Instant::now());
+        let others = Arc::new(limits.alike());
+        limits.set_others([(Share::Container(1), 3)].into());
+        limits.set_rate(7);
+        for limits in [&limits, &others] {
+            let asked = |of: u64| (0..100).filter(|_| asks(limits, of, now)).count();
+            assert_eq!([asked(1), asked(2)], [3, 7]);
+        }
     }
 
     /// Pauses that are no multiple of a request's time, and shorter than it.

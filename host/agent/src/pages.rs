@@ -118,12 +118,9 @@ pub(crate) struct Sums {
 }
 
 impl Pages {
-    /// With the sums that an earlier agent left beside the state at `state`.
-    pub(crate) fn new(
-        state: &std::path::Path,
-        namespace: u64,
-        per_second: u32,
-    ) -> io::Result<Self> {
+    /// With the sums that an earlier agent left beside the state at `state`. `limits` say how many
+    /// pages a container may ask for.
+    pub(crate) fn new(state: &std::path::Path, namespace: u64, limits: Limits) -> io::Result<Self> {
         let file = file::CountersFile::beside(state, namespace)?;
         let containers = match file.read() {
             Ok(kept) => kept.into_iter().map(|kept| (kept.host_end, kept.into())).collect(),
@@ -136,16 +133,11 @@ impl Pages {
         let next = next.map_or(0, |last| last + 1);
         Ok(Self {
             file,
-            limits: Arc::new(Limits::new(per_second)),
+            limits: Arc::new(limits),
             inner: Mutex::new(Inner { containers, next, ..Inner::default() }),
             unwritten: Mutex::default(),
             may_exceed: Notify::new(),
         })
-    }
-
-    /// Changes the number of pages that a container may ask for in a second.
-    pub(crate) fn set_rate(&self, per_second: u32) {
-        self.limits.set_rate(per_second);
     }
 
     /// The path of the file.

@@ -67,7 +67,6 @@ struct Agent {
     limits: Arc<Limits>,
     /// For the processes that have a port's sockets, by the container's end on the host.
     searches: Turns<u32>,
-    guards: Option<Arc<Guards>>,
     pages: Arc<Pages>,
     /// The file that SIGHUP has read again.
     file: Option<PathBuf>,
@@ -111,10 +110,10 @@ fn start(config: &Config, file: Option<&Path>) -> Result<(), AgentError> {
     };
     let closers = Arc::<Closers>::default();
     let journal = Arc::<Journal>::default();
+    let limits = Arc::new(Limits::new(config.requests_per_second));
     let guards = match config.guardian() {
         Ok(Some(program)) => {
-            let per_second = config.requests_per_second;
-            Some(Arc::new(Guards::new(program, per_second, &closers, &journal)))
+            Some(Arc::new(Guards::new(program, limits.alike(), &closers, &journal)))
         }
         Ok(None) => None,
         Err(error) => {
@@ -137,13 +136,12 @@ fn start(config: &Config, file: Option<&Path>) -> Result<(), AgentError> {
     let ports = listen(&config.socket, Kind { prepare: no_rights, ..Kind::PUBLIC })?;
     let control = Kind { prepare: no_rights, ..Kind::PRIVATE };
     let control = listen(&control::path(&config.state), control)?;
-    let (file, kept) = (file.map(Path::to_owned), guards.as_ref().map(|(_, it)| Arc::clone(it)));
+    let file = file.map(Path::to_owned);
     let pages = listen(&page::path(&config.socket), Kind { prepare: no_rights, ..Kind::PUBLIC })?;
     let listeners = Listeners { ports, guards, pages, control };
     rights::drop_others()?;
     let no_netlink = |e| AgentError::os("cannot open rtnetlink", &e, "it needs Linux 4.20");
-    let limits = Arc::new(Limits::new(config.requests_per_second));
-    let pages = Pages::new(&config.state, own.network().inode(), config.requests_per_second)
+    let pages = Pages::new(&config.state, own.network().inode(), limits.alike())
         .map_err(|e| AgentError::os("/proc/sys/kernel/random/boot_id", &e, "mount /proc"))?;
     let pages = Arc::new(pages);
     let containers = Containers::new(config, state, &journal, (&limits, &pages));
@@ -156,7 +154,6 @@ fn start(config: &Config, file: Option<&Path>) -> Result<(), AgentError> {
         journal,
         limits,
         searches: Turns::new(SEARCHES_MAX),
-        guards: kept,
         pages,
         file,
         clients: Clients::default(),
@@ -439,10 +436,6 @@ impl Agent {
         };
         let (kept, changed) = (fresh.keep(&old), fresh.differences(&old));
         log::set_level(fresh.log);
-        if let Some(guards) = &self.guards {
-            guards.set_rate(fresh.requests_per_second);
-        }
-        self.pages.set_rate(fresh.requests_per_second);
         self.containers.configure(fresh);
         self.containers.shape_all();
         if !kept.is_empty() {

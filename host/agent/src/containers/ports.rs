@@ -268,7 +268,7 @@ mod tests {
             let state = std::env::temp_dir().join(format!("agent-{name}-{}", std::process::id()));
             let file = StateFile::open(&state.join("state.json"), 7).expect("a state");
             let limits = Arc::new(Limits::new(1));
-            let pages = Pages::new(&state.join("state.json"), 7, 1).expect("a boot");
+            let pages = Pages::new(&state.join("state.json"), 7, limits.alike()).expect("a boot");
             let pages = Arc::new(pages);
             let containers = Containers::new(config, file, &Arc::default(), (&limits, &pages));
             let containers = containers.expect("rtnetlink");

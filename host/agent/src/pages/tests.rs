@@ -31,7 +31,7 @@ struct Program {
 }
 
 fn pages(state: &std::path::Path) -> Pages {
-    Pages::new(state, 7, 100).expect("a boot")
+    Pages::new(state, 7, Limits::new(100)).expect("a boot")
 }
 
 impl World {
@@ -218,7 +218,12 @@ fn another_agent_goes_on_from_what_the_first_one_read() {
         let written = world.opens(3, 1).expect("room");
         written.counts("eth0", 1);
         world.pages.last();
-        assert!(Pages::new(&world.state, 8, 1).expect("a boot").sums(None, None).is_empty());
+        assert!(
+            Pages::new(&world.state, 8, Limits::new(1))
+                .expect("a boot")
+                .sums(None, None)
+                .is_empty()
+        );
     }
 }
 
@@ -251,7 +256,9 @@ fn a_container_is_forgotten_with_its_last_end_and_page() {
     assert_eq!(names(Some(&BTreeMap::new())), ["v3"], "its page is there still");
     world.pages.end(open.id);
     assert!(names(Some(&BTreeMap::new())).is_empty());
-    assert!(Pages::new(&world.state, 7, 1).expect("a boot").sums(None, None).is_empty());
+    assert!(
+        Pages::new(&world.state, 7, Limits::new(1)).expect("a boot").sums(None, None).is_empty()
+    );
 }
 
 #[test]

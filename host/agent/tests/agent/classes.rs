@@ -4,6 +4,7 @@ use std::process::Command;
 
 use rocinante_agent::control::{self, About};
 
+use crate::asker::Asker;
 use crate::introduced::{about, hook_with};
 use crate::lab::{Host, host_or_skip};
 use crate::reload::reload;
@@ -123,4 +124,10 @@ fn requests_count_by_class() {
         slow.tell(&format!("ask {v4}")).contains("too often")
     });
     (0..20).for_each(|_| fast.granted(other));
+    // Pages count for themselves.
+    let opens = |asker: &mut Asker| {
+        let mut keys = 0..100;
+        keys.all(|key| asker.tell(&format!("device {key} eth0")).starts_with("device "))
+    };
+    assert!(!opens(&mut slow) && opens(&mut fast));
 }
