@@ -23,7 +23,7 @@ pub(crate) use self::quota::{Exceeding, LimitOf};
 use self::quota::{Place, Quota};
 use crate::ends::End;
 use crate::journal::Seldom;
-use crate::limits::Limits;
+use crate::limits::{Limits, Turns};
 
 /// Pages of all containers. Each takes three descriptors.
 const ALL_PAGES_MAX: usize = 8192;
@@ -40,6 +40,8 @@ pub(crate) struct Pages {
     limits: Arc<Limits>,
     inner: Mutex<Inner>,
     unwritten: Mutex<Seldom>,
+    /// Of the devices that end, by the index of the host's end.
+    ends: Turns<u32>,
     /// A device or a limit has come, so that programs may hold more than they may.
     pub(crate) may_exceed: Notify,
 }
@@ -136,6 +138,7 @@ impl Pages {
             limits: Arc::new(limits),
             inner: Mutex::new(Inner { containers, next, ..Inner::default() }),
             unwritten: Mutex::default(),
+            ends: Turns::new(1),
             may_exceed: Notify::new(),
         })
     }
@@ -201,9 +204,17 @@ impl Pages {
         Some((PageId { host_end, number }, seat))
     }
 
-    /// The device of a page has gone: what it has published last stays.
+    /// The device of a page has gone. Its turn comes behind one of each other container: to read a
+    /// page takes long if its program keeps it busy.
+    async fn ended(self: &Arc<Self>, id: PageId) {
+        let _turn = self.ends.turn(id.host_end, std::future::ready(())).await;
+        let it = Arc::clone(self);
+        let _ = tokio::task::spawn_blocking(move || it.end(id)).await;
+    }
+
+    /// What the device has published last stays.
     fn end(&self, id: PageId) {
-        self.read(|host_end, _| host_end == id.host_end);
+        self.read(|of, _| of == id);
         let mut inner = self.lock();
         if let Some(container) = inner.containers.get_mut(&id.host_end) {
             container.bury(id.number);
@@ -211,16 +222,16 @@ impl Pages {
         }
     }
 
-    /// Reads the pages of these containers and devices.
-    fn read(&self, of: impl Fn(u32, &Device) -> bool) {
+    /// Reads the pages of these devices.
+    fn read(&self, of: impl Fn(PageId, &Device) -> bool) {
         let inner = self.lock();
         let mut pages: Vec<(PageId, Arc<File>)> = Vec::new();
         for (&host_end, container) in &inner.containers {
-            let wanted = container.devices.iter().filter(|(_, it)| of(host_end, it));
             let page = |(&number, it): (&u64, &Device)| {
-                Some((PageId { host_end, number }, it.page.clone()?))
+                let id = PageId { host_end, number };
+                of(id, it).then(|| Some((id, it.page.clone()?))).flatten()
             };
-            pages.extend(wanted.filter_map(page));
+            pages.extend(container.devices.iter().filter_map(page));
         }
         // A container may keep its pages busy.
         drop(inner);

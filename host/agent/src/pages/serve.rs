@@ -58,8 +58,7 @@ impl Pages {
             }
         }
         drop((connection, process));
-        let it = Arc::clone(self);
-        let _ = tokio::task::spawn_blocking(move || it.end(id)).await;
+        self.ended(id).await;
         tokio::time::sleep(WRITE_PAUSE).await;
         let it = Arc::clone(self);
         let _ = tokio::task::spawn_blocking(move || it.write()).await;

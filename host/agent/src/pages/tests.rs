@@ -457,3 +457,44 @@ fn a_ledger_of_nonsense_harms_its_container_alone() {
     world.pages.end(hostile.id);
     assert_eq!(world.joins(3, 2).account.limits()[1], 5);
 }
+
+/// A program's pages end one by one: the others of its container are not read each time.
+#[test]
+fn the_end_of_a_device_reads_its_page_alone() {
+    let world = World::new("alone");
+    let [one, other] = [1, 2].map(|key| world.opens(3, key).expect("room"));
+    one.counts("eth0", 10);
+    other.counts("eth0", 20);
+    world.pages.end(one.id);
+    let read = |world: &World| {
+        let inner = world.pages.lock();
+        let container = &inner.containers[&3];
+        (container.past["eth0"].0[0], container.devices[&other.id.number].counters.0[0])
+    };
+    assert_eq!(read(&world), (10, 0));
+    assert_eq!(world.counts(), named(&[("v3", "eth0", 30)]));
+    assert_eq!(read(&world), (10, 20));
+}
+
+#[test]
+fn devices_end_one_after_the_other() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    runtime.expect("a runtime").block_on(async {
+        let mut world = World::new("turns");
+        let all = [(3, 1), (4, 1)].map(|(end, key)| world.opens(end, key).expect("room"));
+        all.iter().for_each(|it| it.counts("eth0", 7));
+        let shared = Arc::new(std::mem::replace(&mut world.pages, pages(&world.state)));
+        let open = || shared.lock().containers.values().map(Container::open).sum::<usize>();
+        let turn = shared.ends.turn(3, std::future::ready(())).await;
+        for Program { id, .. } in &all {
+            let soon = std::time::Duration::from_millis(20);
+            tokio::time::timeout(soon, shared.ended(*id)).await.expect_err("not yet");
+        }
+        assert_eq!(open(), 2);
+        drop(turn);
+        for (left, Program { id, .. }) in [(1, &all[0]), (0, &all[1])] {
+            shared.ended(*id).await;
+            assert_eq!(open(), left);
+        }
+    });
+}
