@@ -8,22 +8,31 @@ use crate::control::Reply;
 use crate::host::{NsId, Shaper, SourceFilter, is_ours};
 use crate::limits::Share;
 use crate::links::is_gone;
+use crate::log::Listed;
 
 impl Containers {
-    /// Releases the container with this host's end, or all. A container with ports, or with a
-    /// request under way, only with `force`. It goes with all its hosts' ends: a port sends by each
-    /// of them.
+    /// Releases the container that an operator means, or all; none if several are meant. A container
+    /// with ports, or with a request under way, only with `force`. It goes with all its hosts' ends:
+    /// a port sends by each of them.
     pub(crate) fn release(&self, name: Option<&str>, force: bool, each: &mut dyn FnMut(Reply)) {
         let inner = self.lock();
-        let mut all = BTreeMap::<NsId, bool>::new();
-        for container in inner.containers.values() {
-            let is_wanted = name.is_none_or(|name| container.is_called(name));
-            *all.entry(container.peer.0).or_default() |= is_wanted;
+        let meant = name.map(|name| inner.meant(name));
+        let mut all = BTreeMap::<NsId, String>::new();
+        for (end, container) in &inner.containers {
+            if meant.as_ref().is_none_or(|meant| meant.contains(end)) {
+                all.entry(container.peer.0).or_insert_with(|| container.label());
+            }
         }
         drop(inner);
-        all.retain(|_, is_wanted| *is_wanted);
-        if let (Some(name), true) = (name, all.is_empty()) {
-            return each(Reply::Refused { reason: format!("no container is called {name:?}") });
+        let reason = match (name, all.len()) {
+            (Some(name), 0) => Some(format!("no container is called {name:?}")),
+            (Some(name), 2..) => {
+                Some(format!("{name:?} may be each of {:?}", Listed(all.values())))
+            }
+            _ => None,
+        };
+        if let Some(reason) = reason {
+            return each(Reply::Refused { reason });
         }
         all.into_keys().for_each(|namespace| self.release_one(namespace, force, each));
         self.share_uplinks(false);

@@ -1,10 +1,10 @@
 //! Reports about containers, for an operator.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::ports::Port;
 use super::promise::Memory;
-use super::{Container, Containers};
+use super::{Container, Containers, Inner};
 use crate::called::Called;
 use crate::config::Config;
 use crate::control::{ContainerStatus, PortStatus};
@@ -49,8 +49,9 @@ impl Containers {
     pub(crate) fn report(&self, name: Option<&str>) -> Vec<ContainerStatus> {
         let inner = self.lock();
         let config = self.config();
+        let meant = name.map(|name| inner.meant(name));
         let wanted = inner.containers.iter();
-        let wanted = wanted.filter(|(_, it)| name.is_none_or(|name| it.is_called(name)));
+        let wanted = wanted.filter(|(end, _)| meant.as_ref().is_none_or(|it| it.contains(end)));
         let reports = wanted.map(|(end, container)| {
             let mut report = container.report(&config);
             report.requests = inner.journal.requests(Some(Share::Container(container.namespace)));
@@ -74,14 +75,22 @@ impl Containers {
     }
 }
 
-impl Container {
-    /// Whether an operator means it: by its host's end, or by the beginning of its engine's name
-    /// for it.
-    pub(super) fn is_called(&self, name: &str) -> bool {
-        let is_of = |called: &Called| name.len() >= ID_LEAST && called.id.starts_with(name);
-        self.name == name || self.called().is_some_and(is_of)
+impl Inner {
+    /// The hosts' ends that an operator means: the one with this name, else those of the containers
+    /// that their engines call so, else of those whose name begins so.
+    pub(super) fn meant(&self, name: &str) -> BTreeSet<u32> {
+        let by = |is_meant: &dyn Fn(&Container) -> bool| -> BTreeSet<u32> {
+            self.containers.iter().filter(|(_, it)| is_meant(it)).map(|(end, _)| *end).collect()
+        };
+        let is_id = |it: &Container| it.called().is_some_and(|called| called.id == name);
+        let begins = |it: &Container| it.called().is_some_and(|it| it.id.starts_with(name));
+        let by_name = [by(&|it| it.name == name), by(&is_id)].into_iter();
+        let by_beginning = (name.len() >= ID_LEAST).then(|| by(&begins));
+        by_name.chain(by_beginning).find(|ends| !ends.is_empty()).unwrap_or_default()
     }
+}
 
+impl Container {
     /// Its engine's name for it: the engine's own word is the last one.
     pub(super) fn called(&self) -> Option<&Called> {
         self.introduced.as_ref().map(|it| &it.called).or(self.called.as_ref())

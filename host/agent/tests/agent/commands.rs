@@ -5,6 +5,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::process::Command;
 
+use rocinante_agent::control::{self, About};
 use rocinante_netdev::Backend;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
@@ -12,6 +13,7 @@ use rustix::net::{
 };
 
 use crate::asker::eventually;
+use crate::introduced::about;
 use crate::lab::{Host, host_or_skip};
 
 #[test]
@@ -124,6 +126,43 @@ fn a_container_goes_with_all_its_ends() {
     let (is_good, said) = host.operator(&["release", "second"]);
     assert!(is_good && said.matches("\" released").count() == 2, "{said}");
     assert!(host.filter(0).is_none());
+}
+
+/// A beginning that several engines' names have means none of them.
+#[test]
+fn no_container_is_released_by_the_name_of_another() {
+    let mut host = host_or_skip!("commands::no_container_is_released", 4);
+    host.start();
+    // The engine's name of the last is that of another's end.
+    for (container, id) in ["c0ffee", "c0ffee1", "c0ffee12", "veth0"].into_iter().enumerate() {
+        let about = About { id: id.into(), ..about(&host, container) };
+        control::introduce(&host.control(), &about).expect("served");
+    }
+    let guarded = |host: &Host| [0, 1, 2, 3].map(|container| host.filter(container).is_some());
+    for name in ["c0ff", "c0ffe"] {
+        let (is_good, said) = host.operator(&["release", name, "--force"]);
+        assert!(!is_good && said.contains(&format!("{name:?} may be each of [")), "{said}");
+        let named = ["veth0 (test c0ffee)", "veth1 (test c0ffee1)", "veth2 (test c0ffee12)"];
+        assert!(named.iter().all(|named| said.contains(named)), "{said}");
+        assert!(!said.contains("veth3"), "{said}");
+    }
+    for name in ["c0f", "", "beef"] {
+        let (is_good, said) = host.operator(&["release", name]);
+        assert!(!is_good && said.contains("no container is called"), "{name}: {said}");
+    }
+    assert_eq!(guarded(&host), [true; 4]);
+    let (_, said) = host.operator(&["status", "c0ffee"]);
+    assert!(said.contains("\"veth0\"") && !said.contains("\"veth1\""), "{said}");
+    for (name, left) in [
+        ("veth0", [false, true, true, true]),
+        ("c0ffee1", [false, false, true, true]),
+        ("c0ff", [false, false, false, true]),
+        ("veth0", [false; 4]),
+    ] {
+        let (is_good, said) = host.operator(&["release", name]);
+        assert!(is_good && said.lines().count() == 1, "{name}: {said}");
+        assert_eq!(guarded(&host), left, "{name}");
+    }
 }
 
 #[test]
