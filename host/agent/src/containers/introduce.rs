@@ -1,18 +1,24 @@
 //! Containers that their engine introduces before they run: from then on only the addresses that it
 //! gave leave them.
 
+use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
 use rocinante_netdev::handed::{Code, Refused};
 
 use super::mtu::Before;
-use super::{Container, Containers, Hints, HostEnd};
+use super::{Container, Containers, Found, Hints, HostEnd};
 use crate::asker::Namespace;
 use crate::called::Called;
 use crate::control::{About, Reply};
 use crate::host::{HostLink, NsId, SourceFilter, Sources};
 use crate::links::{WayOut, ends, failed, way_out};
 use crate::state::Introduced;
+
+/// The word of an engine about a host's end, and the addresses fixed by it.
+type Word = (Option<Introduced>, Option<Sources>);
+/// By the hosts' ends of a container; `None` for one that is not known.
+type Words = BTreeMap<u32, Option<Word>>;
 
 impl About {
     /// To be kept, with the addresses of now.
@@ -35,35 +41,43 @@ impl Containers {
         let about = Some(about);
         let hints = Hints { interface, is_administered_by_itself, about, called: None };
         let found = self.find(namespace, hints)?;
-        let end = found.end().index;
-        let inner = self.lock();
-        let known = inner.containers.get(&end).filter(|it| it.namespace == namespace.inode());
-        let known = known.map(|it| (it.introduced.clone(), it.fixed.clone()));
-        drop(inner);
+        let before = self.words(&found, namespace);
         let mtu = about.and_then(|about| about.mtu);
         let mtu = mtu.map(|mtu| self.set_mtu(namespace, interface, mtu)).transpose()?;
         self.attach(found).inspect_err(|_| {
             mtu.iter().for_each(Before::restore);
-            self.take_back(end, known);
+            before.iter().for_each(|(end, word)| self.take_back(*end, word.clone(), &before));
         })
     }
 
-    /// Has a host's end as it was before an introduction that failed: forgotten, or with an earlier
-    /// word of the engine's and the addresses fixed by it.
-    fn take_back(&self, end: u32, known: Option<(Option<Introduced>, Option<Sources>)>) {
+    /// The earlier words about each end of a container that is about to be introduced.
+    fn words(&self, found: &Found, namespace: &Namespace) -> Words {
+        let inner = self.lock();
+        let ends = found.others.iter().chain([&found.end]).map(|it| it.end.index);
+        let word = |end: &u32| {
+            let known = inner.containers.get(end).filter(|it| it.namespace == namespace.inode());
+            known.map(|it| (it.introduced.clone(), it.fixed.clone()))
+        };
+        ends.map(|end| (end, word(&end))).collect()
+    }
+
+    /// Has a host's end as it was before an introduction that failed: with the earlier word, or
+    /// forgotten, unless one of the container's ends has a port, which sends by all of them.
+    pub(super) fn take_back(&self, end: u32, word: Option<Word>, ends: &Words) {
         let turn = self.turn_of(end);
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         let mut inner = self.lock();
-        let is_asking = inner.reserved.contains_key(&end);
+        let has_port = |end| inner.containers.get(end).is_some_and(|it| !it.ports.is_empty());
+        let is_used = ends.keys().any(|end| inner.reserved.contains_key(end) || has_port(end));
         let Some(container) = inner.containers.get_mut(&end) else { return };
-        if let Some((introduced, fixed)) = known {
+        if let Some((introduced, fixed)) = word {
             (container.introduced, container.fixed) = (introduced, fixed);
             inner.follow(end);
             self.write(&inner);
             drop(inner);
             // Its rates of before may fail likewise: the status says so.
             let _ = self.shape(end);
-        } else if !is_asking && container.ports.is_empty() {
+        } else if !is_used {
             let name = container.name.clone();
             inner.containers.remove(&end);
             self.write(&inner);

@@ -193,6 +193,47 @@ fn nothing_stays_of_an_introduction_that_fails() {
     assert_eq!(ifbs(&host).len(), 2);
 }
 
+/// What is at the end of one interface keeps the container from being served: its other one, which
+/// was guarded first, is as before, too.
+#[test]
+fn nothing_stays_at_the_other_ends_of_an_introduction_that_fails() {
+    let mut host = host_or_skip!("own::nothing_stays_at_the_other_ends", 2);
+    host.start();
+    let lab = host.lab.host();
+    let second = |end: &str, container: usize| {
+        let path = host.container(container).netns().path();
+        lab.ip(&["link", "add", end, "type", "veth", "peer", "name", "eth1", "netns", &path])
+            .expect("a veth");
+    };
+    second("h30", 0);
+    second("h31", 1);
+    // Of the second container its other interface is known before.
+    let other = About { interface: Some("eth1".into()), ..about(&host, 1) };
+    introduce(&host, &other).expect("served");
+    for link in ["veth0", "veth1"] {
+        lab.tc(&["qdisc", "add", "dev", link, "root", "pfifo"]).expect("added");
+    }
+    let known = |host: &Host| {
+        let status = host.status();
+        let all = status["containers"].as_array().expect("a list");
+        all.iter().map(|it| it["name"].as_str().expect("a name").to_owned()).collect::<Vec<_>>()
+    };
+    let before = known(&host);
+    for container in [0, 1] {
+        let about = with_rates(&host, container, rates([Some(("200mbit", 8)), None]));
+        let refused = introduce(&host, &about).expect_err("another discipline is there");
+        assert!(refused.contains("do not bind at veth"), "{refused}");
+    }
+    assert_eq!(known(&host), before);
+    let is_guarded = |name: &str| {
+        let index = host.index(name);
+        let filter = lab.run(|| rocinante_agent::host::SourceFilter::find(index));
+        filter.expect("entered").expect("a query").is_some()
+    };
+    let ends = ["h30", "veth0", "h31", "veth1"];
+    assert_eq!(ends.map(is_guarded), [false, false, true, true], "{before:?}");
+}
+
 #[test]
 fn an_interface_has_the_mtu_that_its_bridge_and_uplinks_carry() {
     let mut host = host_or_skip!("own::an_interface_has_the_mtu", 2);
