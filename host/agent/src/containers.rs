@@ -285,8 +285,12 @@ impl Containers {
         steps::reached("filter attached");
         tell_mended(how, &end.name);
         let mut inner = self.lock();
-        let old = inner.containers.remove(&end.index);
-        let is_new = old.as_ref().is_none_or(|old| old.namespace != namespace);
+        let old = inner.containers.get(&end.index);
+        let is_new = old.is_none_or(|old| old.namespace != namespace);
+        let old = match is_new {
+            true => inner.remove(end.index),
+            false => inner.containers.remove(&end.index),
+        };
         let interface = found.interface.clone();
         let container = found.container(old);
         inner.journal.names(Share::Container(namespace), &container.label());
@@ -297,7 +301,7 @@ impl Containers {
         // A change since the addresses were read was announced before the container was in the
         // table.
         if !inner.follow(end.index) {
-            inner.containers.remove(&end.index);
+            inner.remove(end.index);
             return Err(Refused::new(Code::Interface, "your interface has gone", ""));
         }
         self.write(&inner);
@@ -404,6 +408,16 @@ impl Inner {
         let end = HostEnd { index: host.index, name: host.name, sources, bounds };
         let interface = own.name.clone();
         Ok(FoundEnd { end, peer, namespace, fixed, introduced, called, interface })
+    }
+
+    /// Forgets a host's end. A later network namespace may have the number of one without ends, so
+    /// such a number is cut off no more.
+    fn remove(&mut self, end: u32) -> Option<Container> {
+        let gone = self.containers.remove(&end)?;
+        if self.containers.values().all(|it| it.namespace != gone.namespace) {
+            self.cut_off.remove(&gone.namespace);
+        }
+        Some(gone)
     }
 
     /// Lets out the addresses that the container has now, or fewer. Returns whether it is still

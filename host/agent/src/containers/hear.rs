@@ -46,7 +46,7 @@ impl Containers {
             }
         }
         self.guard_late(&mut inner, heard);
-        let lost = lost.iter().filter_map(|index| inner.containers.remove_entry(index));
+        let lost = lost.into_iter().filter_map(|index| Some((index, inner.remove(index)?)));
         let lost: Vec<_> = lost.collect();
         for (_, container) in &lost {
             let Container { namespace, ports, .. } = container;

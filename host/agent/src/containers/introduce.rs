@@ -79,7 +79,7 @@ impl Containers {
             let _ = self.shape(end);
         } else if !is_used {
             let name = container.name.clone();
-            inner.containers.remove(&end);
+            inner.remove(end);
             self.write(&inner);
             drop(inner);
             if let Reply::Kept { name, reason } = self.detach(end, name) {

@@ -579,3 +579,41 @@ mod tests {
         assert_eq!(world.all(3, &request(1)).0.len(), 2);
     }
 }
+
+    /// Ends of two network namespaces that are cut off, of the first one two: the kernel has no such
+    /// links, nor has it programs there.
+    #[test]
+    fn a_number_is_cut_off_no_more_when_the_last_end_of_its_namespace_goes() {
+        let world = World::new("cut-off", &Config::default());
+        let ends = [2_000_000_001, 2_000_000_002, 2_000_000_003];
+        let begins = || {
+            ends.into_iter().for_each(|end| world.comes(end));
+            let mut inner = world.containers.lock();
+            let namespaces = [71, 71, 72].into_iter().zip([7, 7, 8]);
+            for (end, (namespace, id)) in ends.into_iter().zip(namespaces) {
+                let container = inner.containers.get_mut(&end).expect("it came");
+                (container.namespace, container.peer.0) = (namespace, NsId(id));
+                inner.cut_off.insert(namespace, std::time::Instant::now());
+            }
+        };
+        let are_cut_off = || {
+            let inner = world.containers.lock();
+            inner.cut_off.keys().copied().collect::<Vec<u64>>()
+        };
+        begins();
+        for (end, left) in ends.into_iter().zip([&[71, 72][..], &[72], &[]]) {
+            world.containers.hear(&[crate::containers::HeardOf::HostEnd(end)].into());
+            assert_eq!(are_cut_off(), left, "an announcement");
+        }
+        begins();
+        for (name, left) in [("end2000000002", &[72][..]), ("end2000000003", &[])] {
+            world.containers.release(Some(name), true, &mut drop);
+            assert_eq!(are_cut_off(), left, "a command");
+        }
+        begins();
+        let words = ends.map(|end| (end, None)).into();
+        for (end, left) in ends.into_iter().zip([&[71, 72][..], &[72], &[]]) {
+            world.containers.take_back(end, None, &words);
+            assert_eq!(are_cut_off(), left, "a refusal");
+        }
+    }

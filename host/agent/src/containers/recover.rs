@@ -66,7 +66,7 @@ impl Containers {
             inner.journal.names(Share::Container(namespace), &container.label());
             inner.containers.insert(link.index, container);
             if !inner.follow(link.index) {
-                inner.containers.remove(&link.index);
+                inner.remove(link.index);
                 continue;
             }
             for port in known.into_iter().flat_map(|known| &known.ports) {

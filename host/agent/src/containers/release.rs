@@ -69,8 +69,7 @@ impl Containers {
             }
             return;
         }
-        let gone: Vec<_> =
-            names.iter().filter_map(|(end, _)| inner.containers.remove(end)).collect();
+        let gone: Vec<_> = names.iter().filter_map(|(end, _)| inner.remove(*end)).collect();
         for container in &gone {
             inner.journal.forget(Share::Container(container.namespace));
         }
@@ -89,7 +88,7 @@ impl Containers {
         let mut inner = self.lock();
         // An announcement made it known again meanwhile: then the program is to be there.
         if inner.containers.contains_key(&end) && !inner.follow(end) {
-            inner.containers.remove(&end);
+            inner.remove(end);
         }
         match detached {
             Err(error) if !is_gone(&error) => {
