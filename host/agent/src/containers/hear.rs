@@ -99,6 +99,10 @@ impl Containers {
                     let container = FoundEnd { introduced: None, called, ..found }.container(None);
                     tell_attached(&inner.journal, &container, &interface);
                     inner.containers.insert(end.index, container);
+                    // It may have gone, and its container may be cut off.
+                    if !inner.follow(end.index) {
+                        inner.remove(end.index);
+                    }
                     self.write(inner);
                 }
                 WayOut::Unguarded => {

@@ -1,5 +1,7 @@
 //! Limits that the programs of a container keep together.
 
+use rocinante_agent::host::SourceFilter;
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::asker::eventually;
@@ -103,8 +105,25 @@ fn a_container_that_holds_more_is_reported_or_cut_off() {
     assert!(refused.starts_with("Forbidden") && refused.contains("rdma_max"), "{refused}");
     assert!(host.may_leave(1).contains(&addresses[1]), "another's");
     other.granted(addresses[1]);
+    // An interface that comes to it now, of which the agent hears when all is done.
+    host.signal(Signal::STOP);
+    let (lab, netns) = (host.lab.host(), host.container(0).netns());
+    let veth = ["link", "add", "h30", "type", "veth", "peer", "name", "eth1", "netns"];
+    lab.ip(&[&veth[..], &[&netns.path()]].concat()).expect("a veth");
+    netns.ip(&["address", "add", "10.78.0.1/24", "dev", "eth1"]).expect("added");
+    host.signal(Signal::CONT);
+    let index = host.index("h30");
+    let find = || SourceFilter::find(index).expect("a query");
+    let late = || {
+        let filter = lab.run(find).expect("entered")?;
+        Some(filter.sources().expect("read").expect("sound").addresses)
+    };
+    let known = || host.status()["containers"].as_array().map(Vec::len);
+    eventually("it is known", || known() == Some(3));
+    assert_eq!(late(), Some([].into()), "nothing leaves by it");
     answers(&mut hostile, "close-devices", "done");
     host.logged(&["is cut off no more", "veth0"]);
+    assert_eq!(late(), Some(["10.78.0.1".parse().expect("an address")].into()));
     assert!(host.may_leave(0).contains(&addresses[0]));
     hostile.granted(addresses[0]);
     let lines = host.log().into_iter().filter(|line| line.contains("hold more than they"));
