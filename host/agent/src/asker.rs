@@ -184,6 +184,17 @@ impl Namespace {
     }
 }
 
+impl Namespace {
+    /// Whether the agent's user namespace owns it, or one that is not below that: to make it took a
+    /// right over the host.
+    pub(crate) fn is_of_host(&self, own: &Own) -> bool {
+        match owning_user_namespace(&self.file) {
+            Ok(owner) => File::from(owner).metadata().is_ok_and(|it| it.ino() == own.user),
+            Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
+        }
+    }
+}
+
 /// The user namespace that owns a network namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owner {

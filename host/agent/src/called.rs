@@ -28,7 +28,7 @@ const ENGINES: [(&str, &str); 6] = [
 ];
 
 /// An engine's name for a container.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Called {
     pub(crate) id: String,
     pub(crate) engine: String,

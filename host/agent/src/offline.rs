@@ -8,8 +8,9 @@ use rocinante_netdev::handed::{guard, page};
 use crate::asker::Own;
 use crate::config::Config;
 use crate::control::{self, Reply};
+use crate::ends::Ends;
 use crate::error::AgentError;
-use crate::holders;
+use crate::holders::{self, Sought};
 use crate::host::{HostLink, Namespaces, NsId, Shaper, SourceFilter, is_ours};
 use crate::links::{is_gone, peer_elsewhere};
 use crate::listener::remove_left;
@@ -28,6 +29,7 @@ pub(crate) fn release(
     let hint = "be root, in the network namespace of the agent";
     let failed = |e| AgentError::os("programs cannot be taken off", &e, hint);
     let own = Own::new().map_err(failed)?;
+    let host_ends = Ends::new().map_err(failed)?;
     let file = StateFile::open(&config.state, own.network().inode())
         .map_err(|e| AgentError::os(config.state.display(), &e, hint))?;
     let mut known = match file.read() {
@@ -60,7 +62,8 @@ pub(crate) fn release(
     let mut are_all_gone = true;
     for links in all.into_values() {
         let ends: BTreeSet<u32> = links.iter().map(|link| link.index).collect();
-        let is_held = known.iter().filter(|it| ends.contains(&it.host_end)).any(has_port);
+        let mut of_it = known.iter().filter(|it| ends.contains(&it.host_end));
+        let is_held = of_it.any(|it| has_port(it, &known, &own, &host_ends));
         for HostLink { index, name, .. } in links {
             if is_held && !force {
                 each(Reply::Kept { name, reason: "it has open ports".into() });
@@ -90,11 +93,13 @@ pub(crate) fn release(
 }
 
 /// Whether a process has one of the ports that an agent handed over.
-fn has_port(known: &Known) -> bool {
-    let mut ports = known.ports.iter();
-    ports.any(|port| {
+fn has_port(of: &Known, all: &[Known], own: &Own, ends: &Ends) -> bool {
+    of.ports.iter().any(|port| {
         let sockets = port.sockets.iter().copied().collect();
-        holders::find(known.namespace, &sockets).is_some()
+        let others = all.iter().filter(|it| it.namespace != of.namespace);
+        let others = others.map(|it| (it.namespace, it.called.clone())).collect();
+        let (namespace, called) = (of.namespace, of.called.clone());
+        holders::find(&Sought { sockets, namespace, called, others }, own, ends).is_some()
     })
 }
 

@@ -7,7 +7,8 @@ use rocinante_netdev::handed::{Code, Granted, Refused, Request, Ring};
 use rocinante_netdev::{GiveLimits, Given, Kept};
 
 use super::promise::Memory;
-use super::{Containers, HostEnd, Inner};
+use super::{Container, Containers, HostEnd, Inner};
+use crate::holders::Sought;
 use crate::state::KnownPort;
 
 /// The ports of one answer.
@@ -129,7 +130,7 @@ impl Containers {
         }
         let config = self.config();
         let mut inner = self.lock();
-        let has_xdp = |container: &super::Container| container.ports.values().any(Port::is_xdp);
+        let has_xdp = |container: &Container| container.ports.values().any(Port::is_xdp);
         if request.backend == Backend::Xdp && inner.containers.get(&end.index).is_some_and(has_xdp)
         {
             // Before anything is made for nothing.
@@ -164,11 +165,15 @@ impl Containers {
         Ok((Room { containers: self, host_end: end.index, taken }, limits))
     }
 
-    /// The namespace and the sockets of ports, if they are there.
-    pub(crate) fn port(&self, id: PortId) -> Option<(u64, BTreeSet<u64>)> {
+    /// The sockets of ports, if they are there.
+    pub(crate) fn port(&self, id: PortId) -> Option<Sought> {
         let inner = self.lock();
         let container = inner.containers.get(&id.host_end)?;
-        Some((container.namespace, container.ports.get(&id.number)?.sockets.clone()))
+        let sockets = container.ports.get(&id.number)?.sockets.clone();
+        let &Container { namespace, ref called, .. } = container;
+        let others = inner.containers.values().filter(|it| it.namespace != namespace);
+        let others = others.map(|it| (it.namespace, it.called.clone())).collect();
+        Some(Sought { sockets, namespace, called: called.clone(), others })
     }
 
     /// Lets ports go that no process has any more. The kernel takes its time with the last
@@ -235,7 +240,7 @@ mod tests {
 
     use super::*;
     use crate::config::Config;
-    use crate::containers::{Container, subject};
+    use crate::containers::subject;
     use crate::limits::{Limits, Share};
     use crate::pages::Pages;
     use crate::state::StateFile;
@@ -578,7 +583,6 @@ mod tests {
         world.comes(3);
         assert_eq!(world.all(3, &request(1)).0.len(), 2);
     }
-}
 
     /// Ends of two network namespaces that are cut off, of the first one two: the kernel has no such
     /// links, nor has it programs there.
@@ -617,3 +621,4 @@ mod tests {
             assert_eq!(are_cut_off(), left, "a refusal");
         }
     }
+}

@@ -21,17 +21,17 @@ const LOOK_AGAIN: [Duration; 3] =
 
 /// Keeps the rings of ports guarded until no process has them.
 ///
-/// A search copies descriptors that the container chose, and to close one may take as long as a
-/// server of FUSE likes: so a thread of the container's share does it.
+/// A container may make a search take long: so a thread of its share does it.
 pub(super) async fn outlive(agent: Arc<Agent>, port: PortId) {
     let mut again = LOOK_AGAIN.into_iter();
     let mut last: Option<Holder> = None;
     loop {
-        let Some((namespace, sockets)) = agent.containers.port(port) else { return };
+        let Some(sought) = agent.containers.port(port) else { return };
+        let share = Share::Container(sought.namespace);
         let worker = Arc::clone(&agent);
         let look = move || {
             let holder = last.filter(Holder::still_holds);
-            let holder = holder.or_else(|| holders::find(namespace, &sockets));
+            let holder = holder.or_else(|| holders::find(&sought, &worker.own, &worker.ends));
             match &holder {
                 Some(holder) => worker.containers.guard_again(port, holder),
                 None => worker.containers.remove_port(port),
@@ -40,7 +40,7 @@ pub(super) async fn outlive(agent: Arc<Agent>, port: PortId) {
         };
         // A search takes long where a container's processes have thousands of descriptors.
         let turn = agent.searches.turn(port.host_end, std::future::ready(())).await;
-        let found = agent.closers.result(Share::Container(namespace), look);
+        let found = agent.closers.result(share, look);
         tokio::pin!(found);
         let quick = tokio::time::timeout(SEARCH_MAX, &mut found).await;
         drop(turn);

@@ -16,8 +16,8 @@ use rocinante_netdev::{AnyPort, Backend, Interface, PortConfig, Shards, auto};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, UCred, connect, send, sendmsg, socket_with,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix,
+    SocketFlags, SocketType, UCred, connect, send, sendmsg, shutdown, socket_with,
     sockopt::set_socket_linger,
 };
 use rustix::process::{Gid, Pid, Resource, Rlimit, Uid};
@@ -317,6 +317,29 @@ pub(crate) fn run() {
                 let port = sockets.last().expect("a port").try_clone().expect("a copy");
                 let child = Command::new("sleep").arg(seconds).stdin(Stdio::from(port)).spawn();
                 child.map_or_else(|e| format!("error {e}"), |child| child.id().to_string())
+            }
+            (Some("leave-a-stranger"), Some(seconds)) => {
+                // The same, in a network namespace of its own.
+                let port = sockets.last().expect("a port").try_clone().expect("a copy");
+                let mut unshare = Command::new("unshare");
+                unshare.args(["--user", "--net", "sleep", seconds]).stdin(Stdio::from(port));
+                unshare.spawn().map_or_else(|e| format!("error {e}"), |it| it.id().to_string())
+            }
+            (Some("hide-in-a-thread"), _) => {
+                // The thread's own descriptors are those of now.
+                let (to, from) = std::sync::mpsc::channel();
+                std::thread::spawn(move || {
+                    let own = nix::sched::unshare(nix::sched::CloneFlags::CLONE_FILES);
+                    to.send(own).expect("it waits");
+                    loop {
+                        std::thread::park();
+                    }
+                });
+                from.recv().expect("an answer").expect("descriptors of its own");
+                sockets.clear();
+                // The thread has the connections, too.
+                leases.drain(..).for_each(|it| shutdown(it, Shutdown::Both).expect("connected"));
+                "hidden".into()
             }
             (Some("rights"), _) => rights(),
             (Some("leave"), Some(count)) => {

@@ -325,10 +325,10 @@ fn a_namespace_of_very_many_links_is_refused() {
     asker.granted(v4);
 }
 
-/// Containers have files that a search for the holder of a port cannot close, as many as there are
-/// searches at a time. Others' ports are closed.
+/// Containers have files whose close waits for a server that does not answer, as many as there are
+/// searches for the holder of a port at a time. A search does not open them.
 #[test]
-fn files_that_do_not_close_hold_up_their_container_alone() {
+fn files_that_do_not_close_hold_up_no_search() {
     const SEARCHED_AT_ONCE: usize = 2;
     let mut host = host_or_skip!("bad_input::files_that_do_not_close", 3);
     host.start();
@@ -351,9 +351,6 @@ fn files_that_do_not_close_hold_up_their_container_alone() {
     }
     let has = |expected: [usize; 3]| all.clone().all(|nth| host.slots(nth).len() == expected[nth]);
     askers.iter_mut().for_each(|asker| drop(asker.tell("close")));
-    eventually("the third's is closed", || has([1, 1, 0]));
-    std::thread::sleep(Duration::from_secs(1));
-    assert!(has([1, 1, 0]), "the others' cannot be searched for");
-    drop(servers);
     eventually("all are closed", || has([0, 0, 0]));
+    drop(servers);
 }

@@ -52,6 +52,54 @@ fn ports_stay_while_a_child_has_them() {
     host.has_ports(0);
 }
 
+/// Nor one that a process has in a network namespace which it has made itself: only those of other
+/// containers are not searched.
+#[test]
+fn ports_stay_while_a_process_in_a_namespace_of_its_own_has_them() {
+    let mut host = host_or_skip!("ends::ports_stay_while_a_process_in", 2);
+    host.start();
+    let mut askers = [host.asker(0), host.asker(1)];
+    host.grant_each(&mut askers);
+    let child = askers[0].tell("leave-a-stranger 60");
+    let child: i32 = child.parse().unwrap_or_else(|_| panic!("{child}"));
+    let namespace = |id: &str| std::fs::read_link(format!("/proc/{id}/ns/net")).ok();
+    let own = namespace(&askers[0].id().to_string());
+    eventually("it has left", || {
+        let now = namespace(&child.to_string());
+        now.is_some() && now != own
+    });
+    let [first, mut second] = askers;
+    first.kill();
+    assert_eq!(second.tell("close"), "done");
+    host.has_ports(1);
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    assert_eq!((host.ports(), host.guarded_rings(), host.slots(0).len()), (1, 1, 1));
+    // The next agent finds it, too, and an operator without one.
+    host.kill();
+    host.start();
+    eventually("it is guarded again", || host.guarded_rings() == 1);
+    host.kill();
+    let (is_good, said) = host.operator(&["release", "veth0"]);
+    assert!(!is_good && said.contains("it has open ports"), "{said}");
+    host.start();
+    let pid = rustix::process::Pid::from_raw(child).expect("a process");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it is there");
+    host.has_ports(0);
+}
+
+#[test]
+fn ports_stay_while_a_thread_with_descriptors_of_its_own_has_them() {
+    let mut host = host_or_skip!("ends::ports_stay_while_a_thread", 1);
+    host.start();
+    let mut asker = host.asker(0);
+    asker.granted(host.addresses(0)[0]);
+    assert_eq!(asker.tell("hide-in-a-thread"), "hidden");
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    assert_eq!((host.ports(), host.guarded_rings()), (1, 1));
+    asker.kill();
+    host.has_ports(0);
+}
+
 #[test]
 fn a_container_is_forgotten_when_its_interface_goes() {
     let mut host = host_or_skip!("ends::a_container_is_forgotten", 2);
