@@ -233,9 +233,6 @@ impl From<Facts> for Container {
     fn from(facts: Facts) -> Self {
         let (limits, queues) = (facts.limits(), facts.queues());
         let mut it = Self { name: facts.name, id: facts.id, limits, queues, ..Self::default() };
-        let forged = facts.dropped.into_iter();
-        let forged = forged.map(|(reason, count)| (format!("drop_forged_{reason}"), count));
-        it.counters.insert(String::new(), forged.collect());
         for device in facts.devices {
             it.backends.extend(device.open.into_iter().map(|open| open.backend));
             for row in device.queue_pairs {
@@ -244,6 +241,10 @@ impl From<Facts> for Container {
             }
             it.counters.insert(device.device, device.counters);
         }
+        // Beside those of a device: a program gives its own any name.
+        let forged = facts.dropped.into_iter();
+        let forged = forged.map(|(reason, count)| (format!("drop_forged_{reason}"), count));
+        it.counters.entry(String::new()).or_default().extend(forged);
         it
     }
 }
@@ -261,6 +262,29 @@ impl From<Row> for QueuePair {
             not_ready: row.receiver_not_ready,
             requests: [row.sent_requests, row.received_requests],
             held: [row.held_by_peer, row.held_by_network],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Also of a container with a device without a name, which has counted.
+    #[test]
+    fn forged_frames_are_shown_whatever_devices_are_called() {
+        for device in ["eth0", ""] {
+            let facts = serde_json::json!({
+                "name": "veth0",
+                "dropped": {"arp": 3, "ipv4": 4},
+                "devices": [{"device": device, "open": [], "counters": {"drop_pkey": 5}}],
+            });
+            let facts: Facts = serde_json::from_value(facts).expect("a container");
+            let counters = Container::from(facts).counters;
+            let all: BTreeMap<&str, u64> =
+                counters.values().flatten().map(|(name, count)| (name.as_str(), *count)).collect();
+            let expected = [("drop_forged_arp", 3), ("drop_forged_ipv4", 4), ("drop_pkey", 5)];
+            assert_eq!(all, expected.into(), "{device:?}");
         }
     }
 }
