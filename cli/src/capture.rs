@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use rocinante_netdev::{Capture, Direction, Interface};
+use rocinante_netdev::handed::page::SERVICES;
+use rocinante_netdev::{Capture, Captured, Direction, Interface, Wanted};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::decode::check::pieces;
 use crate::decode::file::Frame;
 use crate::decode::frame::{LinkType, roce_datagram};
 use crate::decode::rewrite::Rewriter;
@@ -23,8 +23,12 @@ const PROGRAM: &str = "rocinante capture";
 const ETHERNET: LinkType = LinkType(1);
 /// Queue pairs that the comment of a file names.
 const NAMED_MAX: usize = 64;
+/// The service whose queue pairs have many peers.
+const UD: &str = SERVICES[2];
 /// Frames between two looks at signals and the clock.
 const BURST: usize = 256;
+/// How long to leave frames alone. Those of that time must have room in the ring.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Capture what a container sends and receives, or one of its queue pairs, into a pcapng file
 ///
@@ -40,7 +44,8 @@ pub struct Args {
     /// The host's end of its interface, or, of an agent's, four characters at least of its engine's
     /// name for it; a process in it, or a name of `ip netns`; or an interface of this namespace
     container: String,
-    /// Only this queue pair, decimal or `0x`: packets to it, and those to its peer's
+    /// Only this queue pair, decimal or `0x`: packets to it, and those to its peer's, or of UD
+    /// those from it
     #[arg(long, value_parser = crate::decode::select::qpn)]
     qp: Option<u32>,
     /// The file
@@ -73,11 +78,11 @@ pub fn run(args: &Args) -> ExitCode {
 fn capture(args: &Args, out: Output) -> Result {
     let target = target(args)?;
     let name = &target.interface.name;
-    let directions = match args.qp {
-        Some(qpn) => directions(&target.container, qpn)?.to_vec(),
-        None => Vec::new(),
+    let wanted = match args.qp {
+        Some(qpn) => wanted(&target.container, qpn)?,
+        None => Wanted::All,
     };
-    let mut from = Capture::open(target.interface.index, &directions).map_err(|error| {
+    let mut from = Capture::open(target.interface.index, &wanted).map_err(|error| {
         let hint = match error.raw_os_error() {
             Some(libc::EPERM) => ": be root, or have CAP_NET_RAW",
             _ => "",
@@ -105,12 +110,21 @@ fn capture(args: &Args, out: Output) -> Result {
         }
         let mut taken = 0;
         while taken < BURST {
-            let wrote = from.next(|it| write(&mut to, it.time, it.bytes, args.snap));
-            let Some(wrote) = wrote else { break };
+            let Some(wrote) = from.next(|it| write(&mut to, it, args.snap)) else { break };
             packets += wrote.map_err(unwritable)?;
             taken += 1;
         }
+        ended = from
+            .check()
+            .map_err(|error| Failure::Failed(format!("{name} is not there any more: {error}")));
+        if ended.is_err() {
+            break;
+        }
         if taken < BURST {
+            // Those who send would wake it for each frame.
+            std::thread::sleep(PAUSE);
+        }
+        if taken == 0 {
             to.flush().map_err(unwritable)?;
             let left = args.seconds.map_or(ending::LOOK, |all| all.saturating_sub(begun.elapsed()));
             wait(&from, left.min(ending::LOOK));
@@ -125,21 +139,12 @@ fn capture(args: &Args, out: Output) -> Result {
 }
 
 /// Writes the packets of a frame; returns their number.
-fn write(
-    to: &mut Rewriter,
-    time: Duration,
-    bytes: &[u8],
-    snap: Option<u32>,
-) -> std::io::Result<u64> {
-    let time_ns = i128::try_from(time.as_nanos()).ok();
-    let frame = Frame { number: 0, time_ns, link: ETHERNET, data: bytes };
+fn write(to: &mut Rewriter, it: Captured<'_>, snap: Option<u32>) -> std::io::Result<u64> {
+    let time_ns = i128::try_from(it.time.as_nanos()).ok();
+    let frame = Frame { number: 0, time_ns, link: ETHERNET, data: it.bytes };
     // The filter takes nothing else.
-    let Ok(Some(datagram)) = roce_datagram(ETHERNET, bytes) else { return Ok(0) };
-    let pieces = pieces(&datagram);
-    for piece in &pieces {
-        to.write_up_to(&frame, &datagram, piece, snap)?;
-    }
-    Ok(pieces.len() as u64)
+    let Ok(Some(datagram)) = roce_datagram(ETHERNET, it.bytes) else { return Ok(0) };
+    to.write_run(&frame, &datagram, it.segment, snap)
 }
 
 /// Waits for frames.
@@ -185,9 +190,9 @@ fn by_name(name: &str) -> Result<Interface> {
     })
 }
 
-/// Both directions of a queue pair. Error: there is none of this number, or it has no peer; or
-/// there are several.
-fn directions(container: &Container, qpn: u32) -> Result<[Direction; 2]> {
+/// The datagrams of a queue pair. Error: there is none of this number, or it has no peer; or there
+/// are several.
+fn wanted(container: &Container, qpn: u32) -> Result<Wanted> {
     let found = container.queue_pairs.iter().filter(|((_, number), _)| *number == qpn);
     let found: Vec<&QueuePair> = found.map(|(_, qp)| qp).collect();
     let name = &container.name;
@@ -201,14 +206,17 @@ fn directions(container: &Container, qpn: u32) -> Result<[Direction; 2]> {
         };
         return Err(Failure::Failed(text));
     };
+    if qp.service == UD {
+        return Ok(Wanted::Datagrams(qpn));
+    }
     let Some(peer) = qp.peer else {
         let text = format!("queue pair {qpn} has no peer: capture all of {name}, without --qp");
         return Err(Failure::Failed(text));
     };
-    Ok([
+    Ok(Wanted::Directions([
         Direction { peer, from_peer: true, to_qpn: qpn },
         Direction { peer, from_peer: false, to_qpn: qp.peer_number },
-    ])
+    ]))
 }
 
 /// The container with its queue pairs and their peers, or one of them.
@@ -254,12 +262,16 @@ mod tests {
             ("a", 7, Some("fd00::1")),
             ("b", 7, None),
         ]);
-        let [from, to] = directions(&all, 5).expect("it is there");
+        let five = wanted(&all, 5).expect("it is there");
+        let Wanted::Directions([from, to]) = five else { panic!("{five:?}") };
         assert_eq!((from.from_peer, from.to_qpn, to.from_peer, to.to_qpn), (true, 5, false, 9));
         for (number, why) in [(4, "no queue pair 4"), (6, "no peer"), (7, "2 queue pairs")] {
-            let error = directions(&all, number).expect_err("none").to_string();
+            let error = wanted(&all, number).expect_err("none").to_string();
             assert!(error.contains(why), "{error}");
         }
+        let mut one = container(&[("a", 6, None)]);
+        one.queue_pairs.values_mut().for_each(|qp| qp.service = "UD".into());
+        assert_eq!(wanted(&one, 6), Ok(Wanted::Datagrams(6)));
     }
 
     #[test]

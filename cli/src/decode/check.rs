@@ -73,6 +73,18 @@ pub fn pieces<'a>(datagram: &Datagram<'a>) -> Vec<Piece<'a>> {
         .collect()
 }
 
+/// Whether the datagrams of a super-packet over IPv4, of `size` bytes of payload each, have
+/// identifications that follow each other. The ICRC of the second one says it.
+#[must_use]
+pub fn is_numbered(datagram: &Datagram<'_>, size: usize) -> bool {
+    let &IpFields::V4 { id, flags, .. } = &datagram.ip else { return false };
+    let template = Template::new(&datagram.ip, datagram.src_port);
+    let second = datagram.captured.chunks(size.max(1)).nth(1).unwrap_or_default();
+    let mut numbered = template;
+    numbered.set_id(id.wrapping_add(1), flags);
+    verdict(&numbered, second) == Verdict::Ok || verdict(&template, second) != Verdict::Ok
+}
+
 fn verdict(template: &Template, packet: &[u8]) -> Verdict {
     match packet.last_chunk() {
         Some(found) if packet.len() >= SHORTEST => {

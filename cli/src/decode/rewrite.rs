@@ -21,18 +21,23 @@ use pcap_file::pcapng::blocks::interface_statistics::{
 use pcap_file::{DataLink, PcapError};
 use rocinante_wire::IpFields;
 
-use super::check::Piece;
+use super::check::{Piece, is_numbered};
 use super::file::Frame;
 use super::frame::{Datagram, LinkType, UDP_LEN};
 
 /// Length of the fixed IPv6 header.
 const IPV6_LEN: usize = 40;
 
+/// Bytes that are handed to the kernel at once.
+const BUFFER: usize = 1 << 20;
+
 /// A pcapng file that is being written.
 pub struct Rewriter {
     writer: PcapNgWriter<BufWriter<File>>,
     /// The link type of each interface of the file.
     links: Vec<LinkType>,
+    /// A packet of a super-packet.
+    packet: Vec<u8>,
 }
 
 impl Rewriter {
@@ -46,8 +51,9 @@ impl Rewriter {
         if read.is_some() && read == written {
             return Err(io::Error::other("it is the file that is read: give another name"));
         }
-        let writer = PcapNgWriter::new(BufWriter::new(File::create(path)?)).map_err(other)?;
-        Ok(Self { writer, links: Vec::new() })
+        let buffered = BufWriter::with_capacity(BUFFER, File::create(path)?);
+        let writer = PcapNgWriter::new(buffered).map_err(other)?;
+        Ok(Self { writer, links: Vec::new(), packet: Vec::new() })
     }
 
     /// Writes one packet of a frame. Error: the file cannot be written to.
@@ -57,30 +63,66 @@ impl Rewriter {
         datagram: &Datagram<'_>,
         piece: &Piece<'_>,
     ) -> io::Result<()> {
-        self.write_up_to(frame, datagram, piece, None)
+        let whole = wire_frame(frame.data, datagram, piece);
+        let missing = datagram.len - datagram.captured.len();
+        self.put(frame, &whole, whole.len() + missing)
     }
 
-    /// As [`write`](Self::write), at most the first `snap` bytes.
-    pub fn write_up_to(
+    /// Writes the packets of a frame whose first `segment` bytes of payload are a packet of a
+    /// super-packet, if it is one; of each at most the first `snap` bytes. Returns their number.
+    /// ICRCs are not looked at, and the UDP checksum of a packet that is cut off is none, unless it
+    /// was there. Error: the file cannot be written to.
+    pub fn write_run(
         &mut self,
         frame: &Frame<'_>,
         datagram: &Datagram<'_>,
-        piece: &Piece<'_>,
+        segment: Option<u16>,
         snap: Option<u32>,
-    ) -> io::Result<()> {
+    ) -> io::Result<u64> {
+        let snap = snap.map_or(usize::MAX, |snap| snap as usize);
+        let size = segment.map_or(usize::MAX, usize::from).max(1);
+        if datagram.captured.len() <= size {
+            let whole = match frame.data.len() > snap {
+                true => without_half_checksum(frame.data, datagram),
+                false => with_checksum(frame.data, datagram),
+            };
+            let missing = datagram.len - datagram.captured.len();
+            let kept = &whole[..whole.len().min(snap)];
+            self.put(frame, kept, whole.len() + missing)?;
+            return Ok(1);
+        }
+        let numbered = is_numbered(datagram, size);
+        let mut packet = std::mem::take(&mut self.packet);
+        let mut count = 0;
+        let mut written = Ok(());
+        for captured in datagram.captured.chunks(size) {
+            let ip_id = match datagram.ip {
+                IpFields::V4 { id, .. } if numbered => Some(id.wrapping_add(count as u16)),
+                _ => None,
+            };
+            let len = cut_into(&mut packet, frame.data, datagram, (captured, ip_id), snap);
+            written = self.put(frame, &packet, len);
+            if written.is_err() {
+                break;
+            }
+            count += 1;
+        }
+        self.packet = packet;
+        written.map(|()| count)
+    }
+
+    /// Writes a packet of which these bytes are kept.
+    fn put(&mut self, frame: &Frame<'_>, kept: &[u8], len: usize) -> io::Result<()> {
         let interface = match self.links.iter().position(|link| *link == frame.link) {
             Some(interface) => interface,
             None => self.describe(frame.link, 0, None)?,
         };
-        let whole = wire_frame(frame.data, datagram, piece);
-        let missing = datagram.len - datagram.captured.len();
-        let kept = snap.map_or(whole.len(), |snap| whole.len().min(snap as usize));
         let time = frame.time_ns.and_then(|ns| u64::try_from(ns).ok()).unwrap_or(0);
         let block = EnhancedPacketBlock {
             interface_id: u32::try_from(interface).unwrap_or(u32::MAX),
             timestamp: Duration::from_nanos(time),
-            original_len: u32::try_from(whole.len() + missing).unwrap_or(u32::MAX),
-            data: Cow::Borrowed(&whole[..kept]),
+            original_len: u32::try_from(len).unwrap_or(u32::MAX),
+            data: Cow::Borrowed(kept),
             options: Vec::new(),
         };
         self.writer.write_block(&block.into_block()).map_err(other).map(drop)
@@ -144,42 +186,79 @@ pub fn wire_frame<'a>(
     datagram: &Datagram<'_>,
     piece: &Piece<'_>,
 ) -> Cow<'a, [u8]> {
-    let (ip, udp) = (datagram.ip_at, datagram.udp_at);
     if piece.index.is_none() {
         return with_checksum(frame, datagram);
     }
-    let mut out = frame[..udp + UDP_LEN].to_vec();
-    out.extend_from_slice(piece.captured);
+    let mut out = Vec::new();
+    cut_into(&mut out, frame, datagram, (piece.captured, piece.ip_id), usize::MAX);
+    Cow::Owned(out)
+}
+
+/// At most `snap` bytes of the frame of a packet of a super-packet, with these bytes from the BTH
+/// on and this identification. Returns the length of all.
+fn cut_into(
+    out: &mut Vec<u8>,
+    frame: &[u8],
+    datagram: &Datagram<'_>,
+    (captured, ip_id): (&[u8], Option<u16>),
+    snap: usize,
+) -> usize {
+    let (ip, udp) = (datagram.ip_at, datagram.udp_at);
+    let len = udp + UDP_LEN + captured.len();
+    out.clear();
+    out.extend_from_slice(&frame[..udp + UDP_LEN]);
+    out.extend_from_slice(&captured[..captured.len().min(snap.saturating_sub(udp + UDP_LEN))]);
     // A piece is a part of a super-packet, whose length has 16 bits.
-    let udp_len = u16::try_from(UDP_LEN + piece.captured.len()).unwrap_or(u16::MAX);
+    let udp_len = u16::try_from(UDP_LEN + captured.len()).unwrap_or(u16::MAX);
     out[udp + 4..udp + 6].copy_from_slice(&udp_len.to_be_bytes());
     if out[udp + 6..udp + 8] != [0, 0] {
-        let checksum = udp_checksum(datagram, udp_len, piece.captured);
+        let checksum = if len > snap { 0 } else { udp_checksum(datagram, udp_len, captured) };
         out[udp + 6..udp + 8].copy_from_slice(&checksum.to_be_bytes());
     }
     let headers = u16::try_from(udp - ip).unwrap_or(u16::MAX);
     if matches!(datagram.ip, IpFields::V6 { .. }) {
         let len = (headers - IPV6_LEN as u16).saturating_add(udp_len);
         out[ip + 4..ip + 6].copy_from_slice(&len.to_be_bytes());
-        return Cow::Owned(out);
+    } else {
+        out[ip + 2..ip + 4].copy_from_slice(&headers.saturating_add(udp_len).to_be_bytes());
+        if let Some(id) = ip_id {
+            out[ip + 4..ip + 6].copy_from_slice(&id.to_be_bytes());
+        }
+        out[ip + 10..ip + 12].fill(0);
+        let checksum = Sum16BitWords::new().add_slice(&out[ip..udp]).ones_complement();
+        // The sum is of words as they are in memory.
+        out[ip + 10..ip + 12].copy_from_slice(&checksum.to_ne_bytes());
     }
-    out[ip + 2..ip + 4].copy_from_slice(&headers.saturating_add(udp_len).to_be_bytes());
-    if let Some(id) = piece.ip_id {
-        out[ip + 4..ip + 6].copy_from_slice(&id.to_be_bytes());
+    out.truncate(snap);
+    len
+}
+
+/// The frame, with the UDP checksum if the kernel had left it to the device.
+fn with_checksum<'a>(frame: &'a [u8], datagram: &Datagram<'_>) -> Cow<'a, [u8]> {
+    let Some(length) = left_checksum(frame, datagram) else { return Cow::Borrowed(frame) };
+    with_field(frame, datagram, udp_checksum(datagram, length, datagram.captured))
+}
+
+/// The frame, without a UDP checksum that the kernel had left to the device.
+fn without_half_checksum<'a>(frame: &'a [u8], datagram: &Datagram<'_>) -> Cow<'a, [u8]> {
+    match left_checksum(frame, datagram) {
+        Some(_) => with_field(frame, datagram, 0),
+        None => Cow::Borrowed(frame),
     }
-    out[ip + 10..ip + 12].fill(0);
-    let checksum = Sum16BitWords::new().add_slice(&out[ip..udp]).ones_complement();
-    // The sum is of words as they are in memory.
-    out[ip + 10..ip + 12].copy_from_slice(&checksum.to_ne_bytes());
+}
+
+fn with_field<'a>(frame: &[u8], datagram: &Datagram<'_>, checksum: u16) -> Cow<'a, [u8]> {
+    let mut out = frame.to_vec();
+    out[datagram.udp_at + 6..datagram.udp_at + 8].copy_from_slice(&checksum.to_be_bytes());
     Cow::Owned(out)
 }
 
-/// The frame, with the UDP checksum if the kernel had left it to the device: then the field has the
-/// sum of the pseudo-header, not inverted (Linux's `CHECKSUM_PARTIAL`).
-fn with_checksum<'a>(frame: &'a [u8], datagram: &Datagram<'_>) -> Cow<'a, [u8]> {
+/// The UDP length, if the kernel had left the checksum to the device: then the field has the sum of
+/// the pseudo-header, not inverted (Linux's `CHECKSUM_PARTIAL`).
+fn left_checksum(frame: &[u8], datagram: &Datagram<'_>) -> Option<u16> {
     let whole = datagram.captured.len() == datagram.len;
     let field = datagram.udp_at + 6..datagram.udp_at + 8;
-    let Ok(length) = u16::try_from(UDP_LEN + datagram.len) else { return Cow::Borrowed(frame) };
+    let length = u16::try_from(UDP_LEN + datagram.len).ok()?;
     let mut sum =
         Sum16BitWords::new().add_2bytes([0, ip_number::UDP.0]).add_2bytes(length.to_be_bytes());
     let sum = match datagram.ip {
@@ -188,12 +267,7 @@ fn with_checksum<'a>(frame: &'a [u8], datagram: &Datagram<'_>) -> Cow<'a, [u8]> 
     };
     // The sum is of words as they are in memory.
     let left = (!sum.ones_complement()).to_ne_bytes();
-    if !whole || datagram.obstacle.is_some() || frame[field.clone()] != left {
-        return Cow::Borrowed(frame);
-    }
-    let mut out = frame.to_vec();
-    out[field].copy_from_slice(&udp_checksum(datagram, length, datagram.captured).to_be_bytes());
-    Cow::Owned(out)
+    (whole && datagram.obstacle.is_none() && frame[field] == left).then_some(length)
 }
 
 fn udp_checksum(datagram: &Datagram<'_>, length: u16, payload: &[u8]) -> u16 {

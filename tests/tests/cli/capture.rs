@@ -139,6 +139,40 @@ on_backends! {
     packets_on_afxdp_are_those_of_a_wire: Xdp => packets_are_those_of_a_wire_on(Backend::Xdp);
 }
 
+/// Of UD, those that go to a queue pair and come from it, and no others.
+#[test]
+fn datagrams_are_those_of_one_queue_pair() {
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let line = "perf send-bw -c UD --netdev udp -q 2 -D 60 -s 1K --json";
+    let [client, server] = [0, 1].map(|index| lab.container(index));
+    let mut waiting = start(server, line);
+    waiting.says("waiting for a client");
+    let mut sends = start(client, &format!("{line} {}", server.ipv4()));
+    sends.says(" send-bw ");
+    let file = Written::new("ud");
+    for (of, process, receives) in [(client, &sends, false), (server, &waiting, true)] {
+        let qp = queue_pair(&lab, of);
+        assert_eq!((&qp["service"], &qp["peer"]), (&"UD".into(), &Value::Null));
+        let line = format!("--qp {} --seconds 0.3 {}", qp["qpn"], process.child.id());
+        let _done = capture(&lab, "off", &line, &file.0).finish().succeeded();
+        let decoded = decoded(&file.0, "--flows");
+        assert!(decoded["icrc_ok"].as_u64().unwrap() > 10, "{decoded}");
+        assert_eq!(decoded["icrc_bad"], 0, "{decoded}");
+        let [flow] = &decoded["flows"].as_array().unwrap()[..] else { panic!("{decoded}") };
+        assert_eq!(flow["dest_qpn"] == qp["qpn"], receives, "{flow} {qp}");
+    }
+    // Its interface goes, and the file is whole.
+    let end = client.host_end();
+    let mut endless = capture(&lab, "off", end, &file.0);
+    endless.says(&format!("at {end}"));
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    let mut down = Command::new("ip");
+    down.args(["link", "set", end, "down"]);
+    assert!(lab.host().output(&mut down).unwrap().status.success());
+    endless.finish().failed(1, &[&format!("{end} is not there any more")]);
+    assert_eq!(decoded(&file.0, "")["icrc_bad"], 0);
+}
+
 /// An agent knows the containers by name, and their queue pairs.
 fn by_the_agent_on(backend: Backend) {
     let lab = Lab::new(&LabConfig::default()).unwrap();

@@ -60,8 +60,23 @@ pub struct Direction {
     pub to_qpn: u32,
 }
 
-/// The program for whole UDP datagrams to port 4791: all, or those in one of these directions.
-pub(super) fn of_directions(directions: &[Direction]) -> Vec<sock_filter> {
+/// The datagrams of a capture.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wanted {
+    /// All.
+    All,
+    /// Those of a connected queue pair.
+    Directions([Direction; 2]),
+    /// Those of UD that go to the queue pair of this number or come from it. Numbers are random, so
+    /// that a peer of the same is improbable.
+    Datagrams(u32),
+}
+
+/// The upper bits of UD's opcodes (IBTA volume 1, table 38), and all of the service's.
+const UD: [u32; 2] = [0x60, 0xe0];
+
+/// The program for whole UDP datagrams to port 4791 that are wanted.
+pub(super) fn of_capture(wanted: &Wanted) -> Vec<sock_filter> {
     let mut code = Program::default();
     for (ether_type, is_v4) in [(0x0800, true), (0x86dd, false)] {
         let mut body = Program::default();
@@ -79,9 +94,26 @@ pub(super) fn of_directions(directions: &[Direction]) -> Vec<sock_filter> {
         body.require(libc::IPPROTO_UDP as u32);
         body.load(LD_HALF, port);
         body.require(u32::from(ROCE_PORT));
-        if directions.is_empty() {
-            body.push(RET, ALL, 0, 0);
-        }
+        let directions: &[Direction] = match wanted {
+            Wanted::All => {
+                body.push(RET, ALL, 0, 0);
+                &[]
+            }
+            Wanted::Directions(both) => both,
+            Wanted::Datagrams(qpn) => {
+                body.load(LD_BYTE, bth);
+                body.push(AND, UD[1], 0, 0);
+                body.require(UD[0]);
+                // The number in the BTH, and behind the Q_Key of the DETH.
+                for at in [bth + 4, bth + 16] {
+                    body.load(LD_WORD, at);
+                    body.push(AND, 0xff_ffff, 0, 0);
+                    body.push(JEQ, *qpn, 0, 1);
+                    body.push(RET, ALL, 0, 0);
+                }
+                &[]
+            }
+        };
         for direction in directions.iter().filter(|it| it.peer.is_ipv4() == is_v4) {
             let at = if direction.from_peer { source } else { destination };
             let words = words_of(direction.peer);
@@ -345,7 +377,8 @@ mod tests {
                 from_peer,
                 to_qpn,
             };
-            let one = of_directions(&[of(true, 0x11), of(false, 0x123_456)]);
+            let both = [of(true, 0x11), of(false, 0x123_456)];
+            let one = of_capture(&Wanted::Directions(both));
             assert!(taken(&one, peer, us, 0x11) && taken(&one, us, peer, 0x123_456));
             for (from, to, qpn) in [
                 (peer, us, 0x12),
@@ -356,9 +389,23 @@ mod tests {
             ] {
                 assert!(!taken(&one, from, to, qpn), "{from} {to} {qpn:#x}");
             }
-            let all = of_directions(&[]);
+            let all = of_capture(&Wanted::All);
             assert!(taken(&all, other, us, 7));
-            for program in [&one, &all] {
+            let datagrams = of_capture(&Wanted::Datagrams(0x23));
+            let of_ud = |opcode: u8, to: u32, from: u32| {
+                let mut frame = frame(us, peer, MAC);
+                frame[at] = opcode;
+                frame[at + 4..at + 8].copy_from_slice(&(to | 0xa5 << 24).to_be_bytes());
+                frame[at + 16..at + 20].copy_from_slice(&(from | 0xa5 << 24).to_be_bytes());
+                run(&datagrams, &frame, false) == ALL
+            };
+            for opcode in [0x64, 0x65] {
+                assert!(of_ud(opcode, 0x23, 9) && of_ud(opcode, 9, 0x23));
+                assert!(!of_ud(opcode, 0x24, 9) && !of_ud(opcode, 9, 0x22));
+            }
+            // Another service has other bytes there.
+            assert!(!of_ud(0x04, 0x23, 9) && !of_ud(0x24, 9, 0x23));
+            for program in [&one, &all, &datagrams] {
                 let mut other_port = frame(peer, us, MAC);
                 other_port[at - 5] ^= 1;
                 assert_eq!(run(program, &other_port, false), 0);

@@ -140,7 +140,7 @@ impl PacketSocket {
     }
 
     /// An option of type int.
-    fn word(&self, level: i32, option: i32) -> io::Result<u32> {
+    pub(super) fn word(&self, level: i32, option: i32) -> io::Result<u32> {
         let mut word = 0_u32;
         let mut len = size_of::<u32>() as libc::socklen_t;
         let at = (&raw mut word).cast();

@@ -84,8 +84,8 @@ impl FilterHook {
     }
 }
 
-/// The header, the kind and the queue. The options of a discipline or filter are not parsed, so an unknown one
-/// cannot make the message undecodable.
+/// The header, the kind and the queue. The options of a discipline or filter are not parsed, so an
+/// unknown one cannot make the message undecodable.
 struct KindMessage {
     index: i32,
     parent: u32,
