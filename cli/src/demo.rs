@@ -129,6 +129,7 @@ fn show(args: &Args, out: Output) -> Result<Report, LabError> {
             }
         }
     }
+    out.line("\nThe whole study of this machine: rocinante-bench evaluate --quick --report DIR");
     Ok(report)
 }
 

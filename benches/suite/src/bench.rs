@@ -5,9 +5,7 @@
 //! compared are measured right after each other, by pairs of processes in two network namespaces.
 //! So a machine that changes its speed changes it for all of them.
 
-mod attempts;
 mod goals;
-mod machine;
 mod plan;
 mod plot;
 mod report;
@@ -20,9 +18,10 @@ use std::process::ExitCode;
 
 use rocinante::verbs::Mtu;
 
-use self::machine::Mode;
 use self::plan::Choice;
 use self::run::Bench;
+use crate::goal;
+use crate::machine::Mode;
 use crate::workers::{Congestion, PlaceArgs, Provider};
 use rocinante_cli::output::{Failure, Output, Result};
 use rocinante_cli::session::mtu;
@@ -130,7 +129,7 @@ fn measure(args: &Args, out: Output) -> Result {
     let caution = bench.rows.caution();
     out.line(table::markdown(&rows, &caution));
     if args.only.is_empty() && !goals.is_empty() {
-        out.line(goals::markdown(&goals, &caution));
+        out.line(goal::markdown(&goals, &caution));
     }
     out.line(bench.remarks());
     Ok(())

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use rocinante_cli::ending::handle_signals;
 
-use crate::{bench, cm, compare, workers};
+use crate::{bench, cm, compare, evaluate, workers};
 
 #[derive(Debug, Parser)]
 #[command(name = "rocinante-bench", version, args_conflicts_with_subcommands = true)]
@@ -21,6 +21,7 @@ struct Cli {
 enum Command {
     Compare(compare::Args),
     Cm(cm::Args),
+    Evaluate(evaluate::Args),
     #[command(hide = true)]
     MeasureWorker(workers::WorkerArgs),
 }
@@ -39,6 +40,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             }
             cm::run(&args)
         }
+        Some(Command::Evaluate(args)) => evaluate::run(args),
         Some(Command::MeasureWorker(args)) => workers::run_worker(&args),
     }
 }

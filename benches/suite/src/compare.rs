@@ -15,7 +15,7 @@ use rocinante::verbs::Mtu;
 
 use self::figure::{FigureKey, figures, plan};
 use self::table::Comparison;
-use crate::workers::{Figure, Link, Outcome, PlaceArgs, Places, Provider, Work};
+use crate::workers::{Figure, Link, PlaceArgs, Places, Provider, Work};
 use rocinante_cli::output::{Failure, Output, Result};
 use rocinante_cli::session::mtu;
 
@@ -110,10 +110,10 @@ fn measure(
     let steps = plan(mtu, args.only.as_deref(), args.seconds);
     let keys: Vec<FigureKey> = steps.iter().flat_map(|step| figures(step, mtu)).collect();
     let device = provider.device(&args.place)?;
-    let outcome = places.run(Link::Plain, &Work::Verbs { device, mtu, qps: 1, steps }).map_err(
-        |failure| Failure::Failed(format!("{} at path MTU {mtu}: {failure}", provider.name())),
-    )?;
-    let Outcome::Figures(figures) = outcome else { return Ok(Vec::new()) };
+    let figures =
+        places.figures(Link::Plain, &Work::Verbs { device, mtu, qps: 1, steps }).map_err(
+            |failure| Failure::Failed(format!("{} at path MTU {mtu}: {failure}", provider.name())),
+        )?;
     let keyed = figures
         .into_iter()
         .map(|Figure { measure, size, value }| (FigureKey { mtu, measure, size }, value));

@@ -4,11 +4,17 @@
 //!   goals.
 //! - [`compare`] measures providers side by side.
 //! - [`cm`] measures the connection manager.
+//! - [`evaluate`] makes the whole study of a machine.
 //! - [`workers`] starts the two processes of a measurement.
 #![forbid(unsafe_code)]
 
+mod attempts;
 pub mod bench;
+mod chart;
 pub mod cm;
 pub mod command;
 pub mod compare;
+pub mod evaluate;
+mod goal;
+mod machine;
 pub mod workers;

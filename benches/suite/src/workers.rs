@@ -11,8 +11,10 @@ mod datagrams;
 mod fan_in;
 mod idle;
 mod job;
+mod load;
 mod measure;
 mod ours;
+mod pairs;
 mod peers;
 mod place;
 mod provider;
@@ -20,10 +22,14 @@ mod raw;
 
 pub(crate) use cost::{Ticks, resident};
 pub(crate) use fan_in::{NAMESPACES, SENDERS_MAX};
-pub(crate) use job::{Device, Outcome, Work};
+pub(crate) use job::{Device, Outcome, Traffic, Work};
 pub use job::{WorkerArgs, run_worker};
+pub(crate) use load::Loaded;
 pub use measure::{Figure, Measure, Step};
-pub(crate) use ours::{Posting, depth};
+pub(crate) use ours::{Posting, depth, jain};
+#[cfg(test)]
+pub(crate) use pairs::Paired;
+pub(crate) use pairs::{Pairing, Together};
 pub(crate) use peers::{Congestion, IPERF3_WARM_UP, SOCKPERF_WARM_UP, TcpMode};
 pub use place::PlaceArgs;
 pub(crate) use place::{Link, Places};

@@ -15,6 +15,7 @@ mod devices;
 mod ending;
 mod engines;
 mod errors;
+mod evaluate;
 mod examples;
 mod guardian;
 mod handed;

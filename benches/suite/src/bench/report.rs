@@ -3,10 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use super::goals::{self, Judged};
 use super::rows::Row;
 use super::run::Bench;
 use super::{plot, table};
+use crate::chart::{Chart, X};
+use crate::goal::{self, Judged};
 use rocinante_cli::output::{Failure, Result};
 
 /// File names in a report. The plots have names of their own.
@@ -23,10 +24,10 @@ pub(super) fn write(dir: &Path, bench: &Bench, rows: &[Row], goals: &[Judged]) -
     fs::create_dir_all(dir).map_err(|error| failed(dir, error))?;
     let mut plots = String::new();
     for (measure, file, title) in plot::PLOTS {
-        let lines = plot::lines(rows, measure);
         // One point makes no line.
         if rows.iter().filter(|row| row.key.measure == measure).count() > 1 {
-            plot::write(&dir.join(file), title, &lines)?;
+            let lines = plot::lines(rows, measure);
+            Chart { title: title.to_owned(), x: X::Bytes, lines }.write(&dir.join(file))?;
             plots.push_str(&format!("![{title}]({file})\n\n"));
         }
     }
@@ -46,7 +47,7 @@ fn text(bench: &Bench, rows: &[Row], goals: &[Judged], plots: &str) -> String {
     let caution = bench.rows.caution();
     let goals = match goals {
         [] => String::new(),
-        goals => format!("## Goals\n\n{}\n", goals::markdown(goals, &caution)),
+        goals => format!("## Goals\n\n{}\n", goal::markdown(goals, &caution)),
     };
     format!(
         "# `rocinante-bench`\n\n{}\n\n{runs}\n{plots}{goals}## Rows\n\n{}\n{}",

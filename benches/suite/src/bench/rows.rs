@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
+use crate::machine::Standing;
 use crate::workers::{Congestion, Link, Measure, Posting};
 use rocinante_cli::measure::Spread;
 
@@ -71,37 +72,6 @@ pub(super) struct Rows {
     samples: BTreeMap<Key, Vec<Sample>>,
     /// The standing of each run.
     standings: BTreeMap<usize, Standing>,
-}
-
-/// The standing of a run. Better standings come first: the runs of the best one count.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Standing {
-    /// The machine kept its speed, and its hypervisor took no time away.
-    Valid,
-    /// Unknown, and why.
-    NotJudged(String),
-    /// The machine failed that, and how.
-    Invalid(String),
-}
-
-impl Standing {
-    /// The `valid` column of the rows.
-    const fn is_valid(&self) -> Option<bool> {
-        match self {
-            Self::Valid => Some(true),
-            Self::NotJudged(_) => None,
-            Self::Invalid(_) => Some(false),
-        }
-    }
-
-    /// A remark for the report, unless the run is valid.
-    pub(super) fn remark(&self, run: usize) -> Option<String> {
-        match self {
-            Self::Valid => None,
-            Self::NotJudged(why) => Some(format!("run {run} was not judged: {why}")),
-            Self::Invalid(why) => Some(format!("run {run} is invalid: {why}")),
-        }
-    }
 }
 
 /// A row: the median of its samples that count.

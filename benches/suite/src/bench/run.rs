@@ -1,18 +1,15 @@
 //! The runs.
 
-use std::os::fd::AsRawFd as _;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rocinante_baselines::{Raw, Tally, Task};
+use rocinante_baselines::{Raw, Task};
 
-use super::attempts::{Attempts, Subject};
-use super::machine::{Begun, Calibration, Machine};
 use super::plan::{self, Cell, Choice, Group, Peer, Rival};
-use super::rows::{Row, Rows, Sample, Standing};
+use super::rows::{Row, Rows, Sample};
+use crate::attempts::{Attempts, Subject};
+use crate::machine::{Begun, Calibration, Machine, Standing};
 use crate::workers::{
-    Carrier, Congestion, Device, Figure, Link, Measure, Outcome, PlaceArgs, Places, Provider, Step,
-    Work,
+    Carrier, Congestion, Device, Figure, Link, Measure, PlaceArgs, Places, Provider, Step, Work,
 };
 use rocinante_cli::output::{Failure, Output, Result};
 
@@ -259,7 +256,7 @@ impl Bench {
         if self.attempts.in_vain(subject) {
             return Vec::new();
         }
-        let carried = self.carried(cell.link, carrier, tasks);
+        let carried = self.places.carried(cell.link, carrier, tasks);
         self.attempts.add(subject, carried.is_ok());
         match carried {
             Ok(carried) => carried,
@@ -267,19 +264,6 @@ impl Bench {
                 self.note(format!("{cell}: {what}: {failure}"));
                 Vec::new()
             }
-        }
-    }
-
-    /// What `carrier` carries without a protocol.
-    fn carried(&self, link: Link, carrier: Carrier, tasks: Vec<Task>) -> Result<Vec<(Task, Raw)>> {
-        let tally = Tally::file();
-        let tally = tally.map_err(|error| Failure::Failed(format!("the tally: {error}")))?;
-        // The processes have the same user and the same mount namespace.
-        let path = format!("/proc/{}/fd/{}", std::process::id(), tally.as_raw_fd());
-        let work = Work::Raw { carrier, tasks: tasks.clone(), tally: PathBuf::from(path) };
-        match self.places.run(link, &work)? {
-            Outcome::Raw(raw) => Ok(tasks.into_iter().zip(raw).collect()),
-            Outcome::Figures(_) => Err(Failure::Failed("it measured no raw baseline".into())),
         }
     }
 
@@ -293,13 +277,13 @@ impl Bench {
             (Group::FanIn, [step]) => Work::FanIn { device, mtu: *mtu, senders: *qps, step: *step },
             _ => Work::Verbs { device, mtu: *mtu, qps: *qps, steps: steps.clone() },
         };
-        self.figures(cell.link, &work)
+        self.places.figures(cell.link, &work)
     }
 
     fn figures_of(&self, link: Link, rival: &Rival) -> Result<Vec<Figure>> {
         let work = match (rival.peer, rival.mode(), rival.cc, &rival.steps[..]) {
             (Peer::QuinnUdp, .., steps) => {
-                let carried = self.carried(link, Carrier::QuinnUdp, rival.tasks())?;
+                let carried = self.places.carried(link, Carrier::QuinnUdp, rival.tasks())?;
                 let figure = |step: &Step| {
                     let value = baseline(step.measure, step.size, &carried)?;
                     Some(step.figure(step.measure, value))
@@ -313,14 +297,7 @@ impl Bench {
             (_, None, Some(cc), [step]) => Work::Iperf3(cc, *step),
             (_, None, _, steps) => Work::Udp(steps.to_vec()),
         };
-        self.figures(link, &work)
-    }
-
-    fn figures(&self, link: Link, work: &Work) -> Result<Vec<Figure>> {
-        match self.places.run(link, work)? {
-            Outcome::Figures(figures) => Ok(figures),
-            Outcome::Raw(_) => Err(Failure::Failed("it measured a raw baseline".into())),
-        }
+        self.places.figures(link, &work)
     }
 }
 

@@ -66,6 +66,6 @@ fn configure(dir: &Path) -> io::Result<PathBuf> {
     fs::create_dir(dir)?;
     let path = dir.join("agent.toml");
     let (socket, state) = (dir.join("agent.sock"), dir.join("state/state.json"));
-    fs::write(&path, format!("socket = {socket:?}\nstate = {state:?}\n"))?;
+    fs::write(&path, format!("socket = {socket:?}\nstate = {state:?}\nlog = \"warn\"\n"))?;
     Ok(path)
 }

@@ -29,31 +29,44 @@ const WARM_UP: Duration = Duration::from_millis(200);
 
 /// When messages count, in nanoseconds of the machine's monotonic clock.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-struct Window {
-    begin: u64,
-    end: u64,
+pub(super) struct Window {
+    pub(super) begin: u64,
+    pub(super) end: u64,
+}
+
+impl Window {
+    /// From the time `warm_up` from now on, for this many seconds.
+    pub(super) fn after(warm_up: Duration, seconds: f64) -> Self {
+        let begin = now() + nanos(warm_up);
+        Self { begin, end: begin + nanos(Duration::from_secs_f64(seconds)) }
+    }
+
+    /// The time until it begins, and until it ends.
+    pub(super) fn left(&self) -> [Duration; 2] {
+        [self.begin, self.end].map(|at| Duration::from_nanos(at.saturating_sub(now())))
+    }
 }
 
 /// The result of one sender.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-struct Sent {
+pub(super) struct Sent {
     /// Payload bytes completed within the window.
-    bytes: u64,
+    pub(super) bytes: u64,
     /// Whether its queue pair ended in an error.
-    failed: bool,
+    pub(super) failed: bool,
     /// Packets sent again.
-    retransmitted: u64,
+    pub(super) retransmitted: u64,
 }
 
 /// Bytes completed so far, at the edges of a window.
 #[derive(Debug, Clone, Copy, Default)]
-struct Count {
+pub(super) struct Count {
     before: u64,
     until: u64,
 }
 
 impl Count {
-    fn see(&mut self, window: Window, now: u64, bytes: u64) {
+    pub(super) fn see(&mut self, window: Window, now: u64, bytes: u64) {
         if now < window.begin {
             self.before = bytes;
         }
@@ -62,7 +75,7 @@ impl Count {
         }
     }
 
-    fn bytes(self) -> u64 {
+    pub(super) fn bytes(self) -> u64 {
         self.until - self.before
     }
 }
@@ -85,8 +98,7 @@ pub(super) fn receive(
         let connected = Connected::new(ctx.clone(), &connecting(mtu, step), &mut exchange)?;
         peers.push((exchange, connected));
     }
-    let begin = now() + nanos(WARM_UP);
-    let window = Window { begin, end: begin + nanos(Duration::from_secs_f64(step.seconds)) };
+    let window = Window::after(WARM_UP, step.seconds);
     for (exchange, _) in &mut peers {
         say(exchange, &window)?;
     }
@@ -123,10 +135,15 @@ fn figures(step: &Step, sent: &[Sent], broken: usize) -> Vec<Figure> {
 pub(super) fn send(ctx: Context, mtu: u32, step: &Step, exchange: &mut Exchange) -> Result {
     let connected = Connected::new(ctx, &connecting(mtu, step), exchange)?;
     let window: Window = hear(exchange)?;
+    say(exchange, &flow(&connected, window, step)?)
+}
+
+/// Sends until the window is over. Sleeps for completions.
+pub(super) fn flow(connected: &Connected, window: Window, step: &Step) -> Result<Sent> {
     let channel = Some(connected.channel());
     let ends = connected.ends(PATIENCE).into_iter().map(|end| End { channel, ..end });
     let ends: Vec<End<'_>> = ends.collect();
-    let time = Duration::from_nanos(window.end.saturating_sub(now()));
+    let [_, time] = window.left();
     let what = in_bulk(step, ends.len(), Until::Time(time));
     let mut count = Count::default();
     let failed = match bulk(&ends, &what, |result| count.see(window, now(), result.bytes)) {
@@ -135,10 +152,10 @@ pub(super) fn send(ctx: Context, mtu: u32, step: &Step, exchange: &mut Exchange)
         Err(other) => return Err(other.into()),
     };
     let retransmitted = connected.ctx().counters().transport.retransmitted_pkts;
-    say(exchange, &Sent { bytes: count.bytes(), failed, retransmitted })
+    Ok(Sent { bytes: count.bytes(), failed, retransmitted })
 }
 
-fn connecting(mtu: u32, step: &Step) -> Connecting {
+pub(super) fn connecting(mtu: u32, step: &Step) -> Connecting {
     Connecting {
         options: ConnectOptions::default().mtu(Mtu::from_bytes(mtu)),
         qps: 1,
@@ -162,7 +179,7 @@ fn hear<T: DeserializeOwned>(exchange: &mut Exchange) -> Result<T> {
 }
 
 /// The machine's monotonic clock, which all its namespaces share, in nanoseconds.
-fn now() -> u64 {
+pub(super) fn now() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

@@ -14,7 +14,9 @@ use rocinante_baselines::{Raw, Task};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use serde::{Deserialize, Serialize};
 
+use super::load::{self, Loaded};
 use super::measure::{Figure, Measure, Step};
+use super::pairs::{self, Paired, Pairing};
 use super::peers::{Congestion, TcpMode};
 use super::raw::Carrier;
 use super::{fan_in, idle, ours, peers, raw};
@@ -57,6 +59,10 @@ pub(crate) enum Work {
     FanIn { device: Device, mtu: u32, senders: u32, step: Step },
     /// Packets without a protocol.
     Raw { carrier: Carrier, tasks: Vec<Task>, tally: PathBuf },
+    /// One of many pairs of processes that work at the same time.
+    Paired { traffic: Traffic, mtu: u32, pairing: Pairing },
+    /// Requests at planned times, for each percentage of the highest rate.
+    Load { traffic: Traffic, mtu: u32, size: usize, seconds: f64, percents: Vec<u64> },
     /// A TCP stream.
     Tcp(TcpMode, Vec<Step>),
     /// UDP sockets.
@@ -72,6 +78,29 @@ pub(crate) enum Work {
 pub(crate) enum Outcome {
     Figures(Vec<Figure>),
     Raw(Vec<Raw>),
+    Paired(Paired),
+    Load(Vec<Loaded>),
+}
+
+/// The carrier of the requests of [`Work::Paired`] and [`Work::Load`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Traffic {
+    Verbs(Device),
+    /// A TCP stream with the kernel's default congestion control.
+    Tcp,
+}
+
+impl Work {
+    /// Its RDMA device.
+    const fn device(&self) -> Option<&Device> {
+        match self {
+            Self::Verbs { device, .. }
+            | Self::FanIn { device, .. }
+            | Self::Paired { traffic: Traffic::Verbs(device), .. }
+            | Self::Load { traffic: Traffic::Verbs(device), .. } => Some(device),
+            _ => None,
+        }
+    }
 }
 
 /// All parameters of one process.
@@ -119,13 +148,12 @@ pub fn run_worker(args: &WorkerArgs) -> ExitCode {
 impl Work {
     /// Whether an agent opens its ports.
     pub(super) const fn is_handed(&self) -> bool {
-        let (Self::Verbs { device, .. } | Self::FanIn { device, .. }) = self else { return false };
-        matches!(device, Device::Software { handed: true, .. })
+        matches!(self.device(), Some(Device::Software { handed: true, .. }))
     }
 
     /// Whether it uses devices of the kernel.
     pub(super) const fn is_hardware(&self) -> bool {
-        matches!(self, Self::Verbs { device: Device::Hardware(_), .. })
+        matches!(self.device(), Some(Device::Hardware(_)))
     }
 
     /// Time of measuring, in seconds.
@@ -136,6 +164,8 @@ impl Work {
             }
             Self::Raw { tasks, .. } => tasks.iter().map(|task| task.seconds).sum(),
             Self::FanIn { step, .. } => step.seconds,
+            Self::Paired { pairing, .. } => pairing.seconds,
+            Self::Load { seconds, percents, .. } => load::seconds(*seconds, percents.len()),
             Self::Iperf3(_, step) => step.seconds.ceil() + peers::IPERF3_WARM_UP,
             Self::Sockperf { step, .. } => step.seconds.ceil() + peers::SOCKPERF_WARM_UP,
         }
@@ -161,7 +191,7 @@ impl Work {
     pub(super) fn core(&self, side: Side, swapped: bool) -> Option<usize> {
         match self {
             // More processes than cores: the scheduler decides, as it does for containers.
-            Self::FanIn { .. } => None,
+            Self::FanIn { .. } | Self::Paired { .. } => None,
             Self::Verbs { steps, .. } if steps.iter().any(|step| step.measure.is_on_one_cpu()) => {
                 Some(usize::from(swapped))
             }
@@ -204,6 +234,14 @@ impl Job {
         match (&self.work, ctx) {
             (Work::Raw { carrier, tasks, tally }, _) => {
                 return raw::run(side, carrier, ends, tally, tasks, exchange).map(Outcome::Raw);
+            }
+            (Work::Paired { mtu, pairing, .. }, ctx) => {
+                let paired = pairs::run(ctx, side, ends, *mtu, pairing, exchange)?;
+                return Ok(Outcome::Paired(paired));
+            }
+            (Work::Load { mtu, size, seconds, percents, .. }, ctx) => {
+                let plan = load::Plan { size: *size, seconds: *seconds, percents };
+                return load::run(ctx, side, ends, *mtu, &plan, exchange).map(Outcome::Load);
             }
             (Work::Verbs { mtu, qps, steps, .. }, Some(ctx)) => {
                 let size = (*mtu, *qps);
@@ -251,9 +289,7 @@ impl Job {
     }
 
     fn open(&self) -> Result<Option<Context>> {
-        let (Work::Verbs { device, .. } | Work::FanIn { device, .. }) = &self.work else {
-            return Ok(None);
-        };
+        let Some(device) = self.work.device() else { return Ok(None) };
         let options = OpenOptions::new();
         let options = match device {
             Device::Hardware(names) => {
@@ -272,7 +308,15 @@ impl Job {
                 options.netdev(self::backend(backend)?).port(config)
             }
         };
-        Ok(Some(options.open(self.local)?))
+        let ctx = options.open(self.local)?;
+        // A figure never goes by the name of a backend that the device does not use.
+        if let (Device::Software { backend, .. }, Some(has)) = (device, ctx.backend())
+            && has.to_string() != *backend
+        {
+            let why = format!("the device fell back from {backend} to {has}");
+            return Err(Failure::Failed(why));
+        }
+        Ok(Some(ctx))
     }
 
     /// The other program that does the work of this side, if one does.

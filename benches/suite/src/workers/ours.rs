@@ -1,5 +1,6 @@
 //! RDMA measurements through the verbs API: the steps of both sides.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use rocinante::exchange::Exchange;
@@ -43,6 +44,8 @@ const SMALL: usize = 4096;
 pub(super) struct OpenDevice {
     connected: Connected,
     side: Side,
+    /// Whether the receive queue is full. Later SENDs of the same device are no larger.
+    receives: Cell<bool>,
 }
 
 impl OpenDevice {
@@ -66,7 +69,11 @@ impl OpenDevice {
             completions: qps * sends + RECEIVES,
             half,
         };
-        Ok(Self { connected: Connected::new(ctx, &how, exchange)?, side })
+        Ok(Self {
+            connected: Connected::new(ctx, &how, exchange)?,
+            side,
+            receives: Cell::new(false),
+        })
     }
 
     /// Does a step together with the other side. Returns the figures on the first side.
@@ -78,7 +85,8 @@ impl OpenDevice {
         let ends = self.connected.ends(PATIENCE);
         let until = Until::Time(Duration::from_secs_f64(step.seconds));
         let first = &ends[0];
-        if step.measure == Measure::SendBw && self.side == Side::Second {
+        let receives = step.measure == Measure::SendBw && self.side == Side::Second;
+        if receives && !self.receives.replace(true) {
             post_receives(&ends, step.size, RECEIVES as usize)?;
         }
         exchange.barrier("ready")?;
@@ -324,7 +332,7 @@ pub(super) fn per_core(bytes: u64, seconds: f64) -> f64 {
 }
 
 /// Jain's index of fairness.
-pub(super) fn jain(shares: &[u64]) -> f64 {
+pub(crate) fn jain(shares: &[u64]) -> f64 {
     let shares = shares.iter().map(|share| *share as f64);
     let (sum, squares) =
         shares.clone().fold((0.0, 0.0), |(sum, squares), x| (sum + x, squares + x * x));

@@ -72,21 +72,18 @@ pub(crate) struct TcpMode {
     pub(crate) spin: bool,
 }
 
-fn failed(what: &str) -> impl Fn(io::Error) -> Failure + '_ {
+pub(super) fn failed(what: &str) -> impl Fn(io::Error) -> Failure + '_ {
     move |error| Failure::Failed(format!("{what}: {error}"))
 }
 
-/// A stream. Measures the goodput of writes of the step's size and its processor time, or half the
-/// round trip of messages of that size.
-pub(super) fn tcp(
+/// Connects the two sides by a stream that sends small messages at once.
+pub(super) fn connect(
     side: Side,
     (local, remote): (IpAddr, IpAddr),
     exchange: &mut Exchange,
-    mode: TcpMode,
-    step: &Step,
-) -> Result<Vec<Figure>> {
+) -> Result<TcpStream> {
     let in_tcp = failed("TCP");
-    let mut stream = match side {
+    let stream = match side {
         Side::First => {
             exchange.barrier("listening")?;
             TcpStream::connect((remote, PORT)).map_err(&in_tcp)?
@@ -97,6 +94,21 @@ pub(super) fn tcp(
             listener.accept().map_err(&in_tcp)?.0
         }
     };
+    stream.set_nodelay(true).map_err(&in_tcp)?;
+    Ok(stream)
+}
+
+/// A stream. Measures the goodput of writes of the step's size and its processor time, or half the
+/// round trip of messages of that size.
+pub(super) fn tcp(
+    side: Side,
+    ends: (IpAddr, IpAddr),
+    exchange: &mut Exchange,
+    mode: TcpMode,
+    step: &Step,
+) -> Result<Vec<Figure>> {
+    let in_tcp = failed("TCP");
+    let mut stream = connect(side, ends, exchange)?;
     set_tcp_congestion(&stream, mode.cc.name())
         .map_err(|error| Failure::Failed(format!("TCP with {}: {error}", mode.cc.name())))?;
     if mode.spin {
@@ -106,7 +118,6 @@ pub(super) fn tcp(
         stream.set_read_timeout(each).map_err(&in_tcp)?;
         stream.set_write_timeout(each).map_err(&in_tcp)?;
     }
-    stream.set_nodelay(true).map_err(&in_tcp)?;
     let time = Duration::from_secs_f64(step.seconds);
     if step.measure == Measure::WriteLat {
         let times = ping_pong(side, step.size, time, None, |bytes, sends| {
@@ -186,7 +197,7 @@ fn receive(stream: &mut TcpStream, time: Duration, patience: Duration) -> io::Re
     }
 }
 
-fn write_all(stream: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+pub(super) fn write_all(stream: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         let written = spin(PATIENCE, || stream.write(bytes))?;
         bytes = &bytes[written..];
@@ -194,7 +205,7 @@ fn write_all(stream: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-fn read_all(stream: &mut TcpStream, bytes: &mut [u8]) -> io::Result<()> {
+pub(super) fn read_all(stream: &mut TcpStream, bytes: &mut [u8]) -> io::Result<()> {
     let mut at = 0;
     while at < bytes.len() {
         match spin(PATIENCE, || stream.read(&mut bytes[at..]))? {
@@ -224,7 +235,7 @@ fn spin<T>(patience: Duration, mut call: impl FnMut() -> io::Result<T>) -> io::R
 /// Sends messages to and fro until the time is over, with the pause `apart` before each if there is
 /// one. Returns the halves of the round trips, at the first side. `transfer` sends the bytes if its
 /// second argument is `true`, and else receives the same number.
-fn ping_pong(
+pub(super) fn ping_pong(
     side: Side,
     size: usize,
     time: Duration,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -10,13 +11,14 @@ use serde::{Deserialize, Serialize};
 
 use super::agent::Agent;
 use super::job::{Job, Outcome, Work};
+use super::measure::Figure;
 use super::peers::{iperf3_figures, sockperf_figures};
 use rocinante::device::AGENT_VARIABLE;
 use rocinante_cli::devices::is_soft_roce;
 use rocinante_cli::measure::Side;
 use rocinante_cli::output::{Failure, Result};
 use rocinante_lab::{
-    ChildGuard, Container, Lab, LabConfig, LabError, Pair, kill_children_on_signal,
+    Between, ChildGuard, Container, Hosts, Lab, LabConfig, LabError, Pair, kill_children_on_signal,
 };
 
 /// The place of a measurement.
@@ -24,17 +26,17 @@ use rocinante_lab::{
 pub struct PlaceArgs {
     /// Address of the side that sends
     #[arg(long, requires = "remote")]
-    local: Option<IpAddr>,
+    pub(crate) local: Option<IpAddr>,
     /// Address of the side that receives
     #[arg(long, requires = "local")]
-    remote: Option<IpAddr>,
+    pub(crate) remote: Option<IpAddr>,
     /// RDMA devices of the two addresses, for the kernel provider (hw)
     #[arg(long, value_delimiter = ',', requires = "local")]
     pub(crate) devices: Vec<String>,
     /// Take turns with the other processes of the machine, instead of going first; always so with
     /// devices of Soft-RoCE
     #[arg(long)]
-    patient: bool,
+    pub(crate) patient: bool,
     /// Also ports of packet that rocinante-agent, which is beside this program, opens for processes
     /// without capabilities: rows of handed. A bridge is between the two sides then, in all rows
     #[arg(long, conflicts_with_all = ["local", "devices"])]
@@ -71,10 +73,12 @@ pub(crate) enum Link {
     Bridge,
     /// A veth of MTU 9000 whose ends neither segment nor merge.
     NoOffload,
+    /// Two hosts with VXLAN between them, of MTU 9000 inside.
+    Vxlan,
 }
 
 impl Link {
-    /// All but the plain one.
+    /// All of one host but the plain one.
     pub(crate) const OTHERS: [Self; 3] = [Self::Mtu1500, Self::Bridge, Self::NoOffload];
 
     pub(crate) const fn is_plain(&self) -> bool {
@@ -88,6 +92,7 @@ impl Link {
             Self::Mtu1500 => "mtu1500",
             Self::Bridge => "bridge",
             Self::NoOffload => "no_offload",
+            Self::Vxlan => "vxlan",
         }
     }
 
@@ -115,8 +120,14 @@ impl Place {
     fn new(link: Link, count: u8) -> Result<Self, LabError> {
         let mtu = link.mtu();
         let config = LabConfig { containers: count, mtu, ipv6: false, ..LabConfig::default() };
-        if link == Link::Bridge {
-            return Lab::new(&config).map(Self::Lab);
+        match link {
+            Link::Bridge => return Lab::new(&config).map(Self::Lab),
+            Link::Vxlan => {
+                let between = Between::Vxlan { ipv6: false };
+                let shape = Hosts { hosts: 2, containers_each: count.div_ceil(2), between };
+                return Lab::of_hosts(&shape, &config).map(Self::Lab);
+            }
+            _ => {}
         }
         let pair = Pair::new(&config)?;
         if link == Link::NoOffload {
@@ -163,6 +174,10 @@ pub(crate) struct Places {
     swapped: bool,
     /// The time that processes take to start, divided by that on an ordinary machine.
     slowness: f64,
+    /// The program of the workers: this one.
+    program: PathBuf,
+    /// Time that two processes may take in addition to measuring.
+    starts_within: Duration,
 }
 
 /// Time that two processes may take in addition to measuring.
@@ -182,6 +197,16 @@ impl Places {
     /// Creates namespaces if no addresses are given. From now on, signals end this process and all
     /// its children.
     pub(crate) fn new(args: &PlaceArgs) -> Result<Self> {
+        // An agent is on a host, which is no end of the link.
+        let mut places = Self::of(args, if args.agent { Link::Bridge } else { Link::Plain }, 2)?;
+        if args.agent {
+            places.start_agent()?;
+        }
+        Ok(places)
+    }
+
+    /// The same with this many namespaces, joined by `link`.
+    pub(crate) fn of(args: &PlaceArgs, link: Link, count: u8) -> Result<Self> {
         kill_children_on_signal().map_err(|error| Failure::Failed(error.to_string()))?;
         let urgent = !args.patient && !args.is_soft_roce();
         let here = match (args.local, args.remote) {
@@ -193,19 +218,42 @@ impl Places {
         {
             return Ok(Self::with(software, None, urgent));
         }
-        // An agent is on a host, which is no end of the link.
-        let software = Place::new(if args.agent { Link::Bridge } else { Link::Plain }, 2);
+        let software = Place::new(link, count);
         let software = software.map_err(|error| Failure::Failed(error.to_string()))?;
-        let agent = match &software {
-            Place::Lab(lab) if args.agent => Some(Agent::start(lab)?),
-            _ => None,
+        Ok(Self::with(software, here, urgent))
+    }
+
+    /// Starts an agent on the host of the containers. Error: there is no such host, or the agent
+    /// does not start.
+    pub(crate) fn start_agent(&mut self) -> Result {
+        let Place::Lab(lab) = &self.software else {
+            let why = "between given addresses there is no host for an agent";
+            return Err(Failure::Failed(why.into()));
         };
-        Ok(Self { agent, ..Self::with(software, here, urgent) })
+        self.agent = Some(Agent::start(lab)?);
+        Ok(())
+    }
+
+    /// Whether the two sides are in namespaces of our own.
+    pub(crate) const fn are_own(&self) -> bool {
+        !matches!(self.software, Place::Here { .. })
     }
 
     fn with(software: Place, hardware: Option<Place>, urgent: bool) -> Self {
         let others = BTreeMap::new();
-        Self { agent: None, software, hardware, others, urgent, swapped: false, slowness: 1.0 }
+        let (program, starts_within) = (PathBuf::from("/proc/self/exe"), STARTS_WITHIN);
+        let (agent, swapped, slowness) = (None, false, 1.0);
+        Self {
+            agent,
+            software,
+            hardware,
+            others,
+            urgent,
+            swapped,
+            slowness,
+            program,
+            starts_within,
+        }
     }
 
     /// Makes sure that there is a place with `link` and this many namespaces.
@@ -222,6 +270,12 @@ impl Places {
             entry.insert(place.map_err(|error| Failure::Failed(error.to_string()))?);
         }
         Ok(())
+    }
+
+    /// Has another program do the work, which must begin within this time.
+    #[cfg(test)]
+    pub(crate) fn with_program(self, program: &str, starts_within: Duration) -> Self {
+        Self { program: program.into(), starts_within, ..self }
     }
 
     /// Adapts to a machine that is `slowness` times slower than an ordinary one.
@@ -270,6 +324,14 @@ impl Places {
         outcome(&sent)
     }
 
+    /// The same of work that has figures.
+    pub(crate) fn figures(&self, link: Link, work: &Work) -> Result<Vec<Figure>> {
+        match self.run(link, work)? {
+            Outcome::Figures(figures) => Ok(figures),
+            _ => Err(Failure::Failed("it measured something else".into())),
+        }
+    }
+
     /// Runs one receiver and its senders. The receiver has the results.
     fn fan_in(&self, link: Link, work: &Work) -> Result<Outcome> {
         let receiver = self.start(link, work, Side::Second, 0)?;
@@ -311,17 +373,28 @@ impl Places {
 
     fn finish(&self, work: &Work, child: ChildGuard) -> Result<Output> {
         let output = child.wait_with_output(self.limit(work));
-        output.map_err(|error| Failure::Failed(error.to_string()))
+        output.map_err(|error| match error {
+            LabError::Timeout { seconds, .. } => {
+                Failure::Failed(format!("a worker did not end within {seconds:.0} s"))
+            }
+            error => Failure::Failed(error.to_string()),
+        })
     }
 
     fn limit(&self, work: &Work) -> Duration {
-        let starts = STARTS_WITHIN + STARTS_EACH * (work.leaders() - 1);
+        let starts = self.starts_within + STARTS_EACH * (work.leaders() - 1);
         starts.mul_f64(self.slowness.min(SLOWNESS_MAX))
             + Duration::from_secs_f64(3.0 * work.seconds())
     }
 
     /// Starts one process. Of several that lead, it is that of this `number`.
-    fn start(&self, link: Link, work: &Work, side: Side, number: usize) -> Result<ChildGuard> {
+    pub(super) fn start(
+        &self,
+        link: Link,
+        work: &Work,
+        side: Side,
+        number: usize,
+    ) -> Result<ChildGuard> {
         let place = match (&self.hardware, work.is_hardware()) {
             (Some(hardware), true) => hardware,
             _ if link.is_plain() => &self.software,
@@ -330,15 +403,22 @@ impl Places {
                 .get(&(link, work.namespaces()))
                 .ok_or_else(|| Failure::Failed(format!("the link {} is not there", link.name())))?,
         };
-        let (leads, answers) = (number, work.leaders() as usize);
+        let (leads, answers) = match work {
+            Work::Paired { .. } => (2 * number, 2 * number + 1),
+            _ => (number, work.leaders() as usize),
+        };
         let [own, peer] = if side == Side::First { [leads, answers] } else { [answers, leads] };
         let (local, remote) = (place.address(own), place.address(peer));
         let (core, urgent) = (work.core(side, self.swapped), self.urgent);
         let limit = self.limit(work).as_secs_f64();
         let job = Job { side, local, remote, core, urgent, limit, work: work.clone() };
         let job = serde_json::to_string(&job).expect("a job is JSON");
-        let mut command = Command::new("/proc/self/exe");
-        command.args(["measure-worker", "--job", &job]).stdin(Stdio::null());
+        let mut command = Command::new(&self.program);
+        command.args(["measure-worker", "--job", &job]).stdin(match work {
+            // Its other end says when to count.
+            Work::Paired { .. } => Stdio::piped(),
+            _ => Stdio::null(),
+        });
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let agent = self.agent.as_ref().filter(|_| work.is_handed());
         command.envs(agent.map(|agent| (AGENT_VARIABLE, agent.socket())));
@@ -348,10 +428,19 @@ impl Places {
 
 /// The results that a process printed.
 fn outcome(output: &Output) -> Result<Outcome> {
-    serde_json::from_slice(&output.stdout).map_err(|error| Failure::Failed(error.to_string()))
+    parsed(&String::from_utf8_lossy(&output.stdout))
+}
+
+pub(super) fn parsed(text: &str) -> Result<Outcome> {
+    let outcome = serde_json::from_str(text);
+    outcome.map_err(|_| Failure::Failed(format!("a worker printed no figures: {:?}", text.trim())))
 }
 
 /// The error output of a process.
 fn error_text(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ")
+    let text = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+    if text.is_empty() && !output.status.success() {
+        return format!("a worker ended without a word: {}", output.status);
+    }
+    text
 }

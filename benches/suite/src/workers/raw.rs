@@ -2,7 +2,8 @@
 
 use std::fs::File;
 use std::net::IpAddr;
-use std::path::Path;
+use std::os::fd::AsRawFd as _;
+use std::path::{Path, PathBuf};
 
 use rocinante::device::{Backend, Interface, PortConfig};
 use rocinante::exchange::Exchange;
@@ -12,7 +13,8 @@ use rocinante_baselines::{
 use rocinante_netdev::{OpenError, PacketPort, Parts, Port, Shards, UdpPort, XdpPort};
 use serde::{Deserialize, Serialize};
 
-use super::job::backend;
+use super::job::{Outcome, Work, backend};
+use super::place::{Link as Way, Places};
 use rocinante_cli::measure::Side;
 use rocinante_cli::output::{Failure, Result};
 
@@ -25,6 +27,26 @@ pub(crate) enum Carrier {
     Port(String),
     /// UDP sockets driven by `quinn-udp`.
     QuinnUdp,
+}
+
+impl Places {
+    /// What `carrier` carries over `link` without a protocol.
+    pub(crate) fn carried(
+        &self,
+        link: Way,
+        carrier: Carrier,
+        tasks: Vec<Task>,
+    ) -> Result<Vec<(Task, Raw)>> {
+        let tally = Tally::file();
+        let tally = tally.map_err(|error| Failure::Failed(format!("the tally: {error}")))?;
+        // The processes have the same user and the same mount namespace.
+        let path = format!("/proc/{}/fd/{}", std::process::id(), tally.as_raw_fd());
+        let work = Work::Raw { carrier, tasks: tasks.clone(), tally: PathBuf::from(path) };
+        match self.run(link, &work)? {
+            Outcome::Raw(raw) => Ok(tasks.into_iter().zip(raw).collect()),
+            _ => Err(Failure::Failed("it measured no raw baseline".into())),
+        }
+    }
 }
 
 /// Measures `tasks` together with the other side. Returns the results on the first side.

@@ -1,6 +1,7 @@
 //! The goals, judged by made-up rows.
 
 use super::*;
+use crate::goal::{Verdict, markdown};
 
 fn row(measure: Measure, netdev: &'static str, size: usize, mtu: u32, qps: u32, value: f64) -> Row {
     let key = Key { measure, netdev, size, mtu, qps, link: Link::Plain, tcp: None };

@@ -6,16 +6,15 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::rows::Standing;
 use crate::workers::Ticks;
 use rocinante_cli::cores;
 use rocinante_cli::output::Result;
 
 /// The machine on which the figures were measured.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct Machine {
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Machine {
     /// Name, family and model from `/proc/cpuinfo`.
     pub cpu: String,
     /// Number of online processors.
@@ -33,7 +32,7 @@ impl fmt::Display for Machine {
 impl Machine {
     /// This machine.
     #[must_use]
-    pub(super) fn here() -> Self {
+    pub(crate) fn here() -> Self {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let field = |name: &str| {
             let line = info.lines().find(|line| line.starts_with(name))?;
@@ -55,7 +54,7 @@ impl Machine {
 
 /// The speed of one core at one time. Virtual machines change theirs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(super) struct Mode {
+pub(crate) struct Mode {
     /// CRC-32 of 4 KiB in the first-level cache, in nanoseconds.
     pub crc_ns: f64,
     /// Copy of 4 KiB within the first-level cache, in nanoseconds.
@@ -74,9 +73,40 @@ impl fmt::Display for Mode {
     }
 }
 
+/// The standing of a run. Better standings come first: the runs of the best one count.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Standing {
+    /// The machine kept its speed, and its hypervisor took no time away.
+    Valid,
+    /// Unknown, and why.
+    NotJudged(String),
+    /// The machine failed that, and how.
+    Invalid(String),
+}
+
+impl Standing {
+    /// The `valid` column of the rows.
+    pub(crate) const fn is_valid(&self) -> Option<bool> {
+        match self {
+            Self::Valid => Some(true),
+            Self::NotJudged(_) => None,
+            Self::Invalid(_) => Some(false),
+        }
+    }
+
+    /// A remark for the report, unless the run is valid.
+    pub(crate) fn remark(&self, run: usize) -> Option<String> {
+        match self {
+            Self::Valid => None,
+            Self::NotJudged(why) => Some(format!("run {run} was not judged: {why}")),
+            Self::Invalid(why) => Some(format!("run {run} is invalid: {why}")),
+        }
+    }
+}
+
 /// The machine's disturbances of one run.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Calibration {
+pub(crate) struct Calibration {
     /// Its speed before and after.
     modes: [Mode; 2],
     /// The part of the processors' time that the hypervisor gave to others; unknown where the
@@ -85,7 +115,7 @@ pub(super) struct Calibration {
 }
 
 /// The beginning of a run.
-pub(super) struct Begun {
+pub(crate) struct Begun {
     mode: Mode,
     ticks: Result<Ticks>,
 }
@@ -97,12 +127,12 @@ const STOLEN_MAX: f64 = 0.02;
 
 impl Begun {
     /// Looks at the machine.
-    pub(super) fn now() -> Self {
+    pub(crate) fn now() -> Self {
         Self { mode: Mode::now(), ticks: Ticks::now() }
     }
 
     /// Looks again.
-    pub(super) fn ended(self) -> Calibration {
+    pub(crate) fn ended(self) -> Calibration {
         let ticks = self.ticks.and_then(|before| Ok((before, Ticks::now()?)));
         let stolen = ticks.map(|(before, after)| after.stolen_since(&before)).ok();
         Calibration { modes: [self.mode, Mode::now()], stolen }
@@ -117,7 +147,7 @@ impl fmt::Display for Begun {
 
 impl Calibration {
     /// Whether the run counts. No measured figure decides.
-    pub(super) fn standing(&self) -> Standing {
+    pub(crate) fn standing(&self) -> Standing {
         let Some(stolen) = self.stolen else {
             return Standing::NotJudged("/proc/stat does not tell stolen time".into());
         };
@@ -164,14 +194,14 @@ impl Mode {
     /// The slowness of this processor: its time divided by an ordinary processor's. An emulated
     /// processor is slow. 1 if it is less than twice as slow.
     #[must_use]
-    pub(super) fn slowness(&self) -> f64 {
+    pub(crate) fn slowness(&self) -> f64 {
         let times = self.memcpy_ns / ORDINARY_COPY_NS;
         if times < 2.0 { 1.0 } else { times.min(SLOWNESS_MAX) }
     }
 
     /// The speed of the two cores on which measurements run. Takes a few milliseconds.
     #[must_use]
-    pub(super) fn now() -> Self {
+    pub(crate) fn now() -> Self {
         let line = AtomicU32::new(0);
         // Both run in new threads, because threads inherit the binding of the thread that starts
         // them.

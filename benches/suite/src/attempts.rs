@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 /// One thing that a benchmark tries to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Subject {
+pub(crate) enum Subject {
     /// A peer, or one of our backends, under its name in the rows.
     Netdev(&'static str),
     /// The baseline of a backend.
@@ -15,7 +15,7 @@ pub(super) enum Subject {
 
 /// For each subject: whether it ever worked, and how often it failed.
 #[derive(Debug, Default)]
-pub(super) struct Attempts(BTreeMap<Subject, Tried>);
+pub(crate) struct Attempts(BTreeMap<Subject, Tried>);
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Tried {
@@ -29,14 +29,14 @@ const FAILURES_MAX: u32 = 2;
 
 impl Attempts {
     /// Remembers one attempt and its result.
-    pub(super) fn add(&mut self, subject: Subject, worked: bool) {
+    pub(crate) fn add(&mut self, subject: Subject, worked: bool) {
         let tried = self.0.entry(subject).or_default();
         tried.worked |= worked;
         tried.failures += u32::from(!worked);
     }
 
     /// Whether another attempt is pointless.
-    pub(super) fn in_vain(&self, subject: Subject) -> bool {
+    pub(crate) fn in_vain(&self, subject: Subject) -> bool {
         self.0.get(&subject).is_some_and(|tried| !tried.worked && tried.failures >= FAILURES_MAX)
     }
 }

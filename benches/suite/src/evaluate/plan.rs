@@ -1,0 +1,347 @@
+//! The plan of a study: its modes, its experiments, and their cells in order.
+
+use serde::{Deserialize, Serialize};
+
+use crate::workers::{Link, Provider};
+
+/// The way in which the two sides of a measurement reach each other.
+#[derive(Debug, PartialEq)]
+pub(super) struct Mode {
+    pub(super) name: &'static str,
+    pub(super) carrier: Carrier,
+    pub(super) link: Link,
+    /// Its row of the report's table of modes.
+    pub(super) about: &'static str,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Carrier {
+    Verbs(Provider),
+    Tcp { spin: bool },
+    Iperf3,
+}
+
+/// The plain link of a study is a veth of each container, and the bridge between them.
+const BRIDGE: Link = Link::Plain;
+
+const fn mode(name: &'static str, carrier: Carrier, link: Link, about: &'static str) -> Mode {
+    Mode { name, carrier, link, about }
+}
+
+/// All modes.
+pub(super) static MODES: [Mode; 12] = [
+    mode("udp", Carrier::Verbs(Provider::Udp), BRIDGE, "UDP sockets, no rights"),
+    mode("packet", Carrier::Verbs(Provider::Packet), BRIDGE, "AF_PACKET, CAP_NET_RAW"),
+    mode("afxdp", Carrier::Verbs(Provider::Afxdp), BRIDGE, "AF_XDP, CAP_NET_ADMIN and CAP_BPF"),
+    mode(
+        "packet-agent",
+        Carrier::Verbs(Provider::Handed),
+        BRIDGE,
+        "AF_PACKET from the agent, no rights",
+    ),
+    mode(
+        "afxdp-agent",
+        Carrier::Verbs(Provider::HandedAfxdp),
+        BRIDGE,
+        "AF_XDP from the agent, no rights",
+    ),
+    mode("tcp-spin", Carrier::Tcp { spin: true }, BRIDGE, "a TCP stream, both ends spin"),
+    mode("tcp-blocking", Carrier::Tcp { spin: false }, BRIDGE, "a TCP stream, both ends sleep"),
+    mode("iperf3", Carrier::Iperf3, BRIDGE, "a TCP stream of iperf3"),
+    mode("vxlan-udp", Carrier::Verbs(Provider::Udp), Link::Vxlan, "udp, two hosts, VXLAN"),
+    mode("vxlan-packet", Carrier::Verbs(Provider::Packet), Link::Vxlan, "packet, two hosts, VXLAN"),
+    mode("vxlan-tcp", Carrier::Tcp { spin: true }, Link::Vxlan, "tcp-spin, two hosts, VXLAN"),
+    mode("kernel", Carrier::Verbs(Provider::Hw), BRIDGE, "RDMA devices of the kernel"),
+];
+
+impl Mode {
+    /// The device of the kernel has addresses of its own, and all else is on our links.
+    pub(super) fn is_kernel(&self) -> bool {
+        self.carrier == Carrier::Verbs(Provider::Hw)
+    }
+
+    pub(super) const fn is_tcp(&self) -> bool {
+        matches!(self.carrier, Carrier::Tcp { .. } | Carrier::Iperf3)
+    }
+
+    /// Whether an agent opens its ports.
+    pub(super) const fn is_handed(&self) -> bool {
+        matches!(self.carrier, Carrier::Verbs(Provider::Handed | Provider::HandedAfxdp))
+    }
+}
+
+/// What is measured over one quantity, `x`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Experiment {
+    Size,
+    Scale,
+    Load,
+}
+
+impl Experiment {
+    pub(super) const ALL: [Self; 3] = [Self::Size, Self::Scale, Self::Load];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Size => "size",
+            Self::Scale => "scale",
+            Self::Load => "load",
+        }
+    }
+
+    pub(super) const fn about(self) -> &'static str {
+        match self {
+            Self::Size => {
+                "Throughput of WRITE, SEND and READ, and half the round trip of a WRITE. TCP has \
+                 its stream in the place of WRITEs."
+            }
+            Self::Scale => {
+                "Pairs of containers that send at once, 64 KiB each time, all sleeping for \
+                 completions, with an ACK timeout of 18, and a probe pair beside them: half a \
+                 round trip of 64 B. Memory of processes is private; that of the kernel is all \
+                 else that the machine lost while they started, which other programs can disturb."
+            }
+            Self::Load => {
+                "Latency against offered load, open loop: reads of 4 KiB at planned times, which \
+                 latency counts from. Over TCP a process answers."
+            }
+        }
+    }
+
+    /// The name of its `x`.
+    pub(super) const fn x(self) -> &'static str {
+        match self {
+            Self::Size => "bytes",
+            Self::Scale => "pairs",
+            Self::Load => "% of its peak",
+        }
+    }
+
+    /// Whether it has this mode. Many processes that spin would measure the scheduler.
+    pub(super) fn has(self, mode: &Mode) -> bool {
+        match self {
+            Self::Size => true,
+            Self::Scale => {
+                mode.link == BRIDGE
+                    && !mode.is_kernel()
+                    && !matches!(mode.carrier, Carrier::Tcp { spin: true } | Carrier::Iperf3)
+            }
+            Self::Load => !matches!(mode.carrier, Carrier::Tcp { spin: false } | Carrier::Iperf3),
+        }
+    }
+}
+
+/// What a study measures. An empty list is of all.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Choice {
+    pub(super) quick: bool,
+    /// Whether its processes take turns with others.
+    pub(super) patient: bool,
+    pub(super) only: Vec<String>,
+    pub(super) modes: Vec<String>,
+    pub(super) pairs: Vec<u64>,
+}
+
+/// The most pairs: their containers, and the probe's, are on one bridge.
+pub(super) const PAIRS_MAX: u64 = 100;
+
+/// A part of a study: one experiment in one mode, at some points, once.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Cell {
+    pub(super) experiment: Experiment,
+    pub(super) mode: &'static Mode,
+    pub(super) xs: Vec<u64>,
+    /// From 1.
+    pub(super) round: u32,
+}
+
+/// Time of one figure, in seconds.
+pub(super) const fn seconds(experiment: Experiment, quick: bool) -> f64 {
+    match (experiment, quick) {
+        (Experiment::Size, true) => 0.03,
+        (Experiment::Size, false) => 0.08,
+        (Experiment::Scale, true) => 0.6,
+        (Experiment::Scale, false) => 2.0,
+        (Experiment::Load, true) => 0.15,
+        (Experiment::Load, false) => 0.5,
+    }
+}
+
+impl Choice {
+    /// Error: a word that is not known, with those that are; a number of pairs that cannot be.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let experiments: Vec<&str> = Experiment::ALL.iter().map(|one| one.name()).collect();
+        known("--only", &self.only, &experiments)?;
+        let modes: Vec<&str> = MODES.iter().map(|mode| mode.name).collect();
+        known("--modes", &self.modes, &modes)?;
+        match self.pairs.iter().find(|pairs| !(1..=PAIRS_MAX).contains(*pairs)) {
+            Some(pairs) => Err(format!("--pairs {pairs}: from 1 to {PAIRS_MAX}")),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn modes(&self) -> impl Iterator<Item = &'static Mode> {
+        MODES.iter().filter(|mode| wants(&self.modes, mode.name))
+    }
+
+    /// The points of an experiment in one mode, in pieces of which each is measured at once.
+    pub(super) fn points(&self, experiment: Experiment, mode: &Mode) -> Vec<Vec<u64>> {
+        match experiment {
+            Experiment::Size if mode.carrier == Carrier::Iperf3 => {
+                // It takes whole seconds for each.
+                let all: &[u64] = if self.quick { &[1 << 20] } else { &[4096, 65_536, 1 << 20] };
+                all.iter().map(|size| vec![*size]).collect()
+            }
+            Experiment::Size => {
+                let all: Vec<u64> = match self.quick {
+                    true => vec![64, 4096, 65_536, 1 << 20],
+                    false => (1..=23).map(|shift| 1 << shift).collect(),
+                };
+                all.chunks(8).map(<[u64]>::to_vec).collect()
+            }
+            Experiment::Scale => {
+                let all: &[u64] = if self.quick { &[1, 8, 24] } else { &[1, 10, 25, 50, 100] };
+                let all = if self.pairs.is_empty() { all } else { &self.pairs };
+                all.iter().map(|pairs| vec![*pairs]).collect()
+            }
+            Experiment::Load => {
+                let all: &[u64] =
+                    if self.quick { &[10, 50, 90] } else { &[10, 25, 50, 75, 90, 95] };
+                vec![all.to_vec()]
+            }
+        }
+    }
+
+    /// How often an experiment is measured. Its processes take long to start where there are many.
+    const fn rounds(&self, experiment: Experiment) -> u32 {
+        match (self.quick, experiment) {
+            (true, _) | (_, Experiment::Scale) => 1,
+            _ => 3,
+        }
+    }
+
+    /// All cells, in order: modes that are to be compared follow each other, and the first round of
+    /// everything comes before the second.
+    pub(super) fn cells(&self) -> Vec<Cell> {
+        let experiments = Experiment::ALL.into_iter().filter(|one| wants(&self.only, one.name()));
+        let experiments: Vec<Experiment> = experiments.collect();
+        let rounds = experiments.iter().map(|one| self.rounds(*one)).max().unwrap_or(0);
+        let mut cells = Vec::new();
+        for round in 1..=rounds {
+            for &experiment in experiments.iter().filter(|one| round <= self.rounds(**one)) {
+                let modes = self.modes().filter(|mode| experiment.has(mode));
+                let modes: Vec<_> =
+                    modes.map(|mode| (mode, self.points(experiment, mode))).collect();
+                let pieces = modes.iter().map(|(_, points)| points.len()).max().unwrap_or(0);
+                for piece in 0..pieces {
+                    cells.extend(modes.iter().filter_map(|(mode, points)| {
+                        let xs = points.get(piece)?.clone();
+                        Some(Cell { experiment, mode, xs, round })
+                    }));
+                }
+            }
+        }
+        cells
+    }
+}
+
+/// The most pairs of containers that are measured at once.
+pub(super) fn pairs_max(cells: &[Cell]) -> u64 {
+    let scales = cells.iter().filter(|cell| cell.experiment == Experiment::Scale);
+    scales.flat_map(|cell| cell.xs.iter().copied()).max().unwrap_or(0)
+}
+
+impl Cell {
+    /// The time that it takes on an ordinary machine, in seconds.
+    pub(super) fn seconds(&self, quick: bool) -> f64 {
+        let each = seconds(self.experiment, quick);
+        let points = self.xs.len() as f64;
+        match (self.experiment, self.mode.carrier) {
+            (Experiment::Size, Carrier::Iperf3) => 2.3,
+            (Experiment::Size, Carrier::Verbs(_)) => 0.5 + points * 4.0 * (each + 0.03),
+            (Experiment::Size, Carrier::Tcp { .. }) => 0.3 + points * 2.0 * (each + 0.05),
+            (Experiment::Scale, _) => each + 1.0 + 0.15 * self.xs.iter().sum::<u64>() as f64,
+            (Experiment::Load, _) => 0.5 + each * (points + 1.0),
+        }
+    }
+}
+
+fn wants(words: &[String], word: &str) -> bool {
+    words.is_empty() || words.iter().any(|one| one == word)
+}
+
+fn known(option: &str, words: &[String], all: &[&str]) -> Result<(), String> {
+    match words.iter().find(|word| !all.contains(&word.as_str())) {
+        Some(word) => Err(format!("{option}: there is no {word:?}: there are {}", all.join(", "))),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(words: &str) -> Vec<String> {
+        words.split(' ').filter(|word| !word.is_empty()).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn modes_take_turns_and_no_point_comes_twice() {
+        let choice = Choice { modes: words("packet tcp-spin udp"), ..Choice::default() };
+        let cells = choice.cells();
+        let first: Vec<&str> = cells.iter().take(4).map(|cell| cell.mode.name).collect();
+        assert_eq!(first, ["udp", "packet", "tcp-spin", "udp"]);
+        let mut keys: Vec<_> = cells
+            .iter()
+            .flat_map(|cell| {
+                cell.xs.iter().map(|x| (cell.experiment, cell.mode.name, *x, cell.round))
+            })
+            .collect();
+        let count = keys.len();
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), count);
+        assert_eq!(pairs_max(&cells), 100);
+        let rounds: Vec<u32> = cells.iter().map(|cell| cell.round).collect();
+        assert!(rounds.is_sorted(), "a first round is complete before the second");
+    }
+
+    #[test]
+    fn a_choice_is_of_known_words_and_possible_numbers() {
+        let of = |only: &str, modes: &str, pairs: &[u64]| {
+            let (only, modes, pairs) = (words(only), words(modes), pairs.to_vec());
+            Choice { quick: true, patient: false, only, modes, pairs }.check()
+        };
+        assert_eq!(of("", "", &[]), Ok(()));
+        assert_eq!(of("scale size", "udp kernel", &[1, 100]), Ok(()));
+        let error = of("scael", "", &[]).unwrap_err();
+        assert!(error.contains("scael") && error.contains("size, scale, load"), "{error}");
+        let error = of("", "tcp", &[]).unwrap_err();
+        assert!(error.contains("\"tcp\"") && error.contains("tcp-blocking, iperf3"), "{error}");
+        for pairs in [0, 101] {
+            let error = of("", "", &[1, pairs]).unwrap_err();
+            assert!(error.contains(&format!("--pairs {pairs}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_study_has_its_time() {
+        let time = |quick| {
+            let choice = Choice { quick, ..Choice::default() };
+            choice.cells().iter().map(|cell| cell.seconds(quick)).sum::<f64>()
+        };
+        assert!(time(true) < 90.0, "{} s", time(true));
+        assert!(time(false) < 1_800.0, "{} s", time(false));
+    }
+
+    #[test]
+    fn pairs_are_those_that_are_wanted() {
+        let choice = Choice { only: words("scale"), pairs: vec![3, 7], ..Choice::default() };
+        let cells = choice.cells();
+        assert!(cells.iter().all(|cell| cell.experiment == Experiment::Scale));
+        assert_eq!(pairs_max(&cells), 7);
+        assert!(cells.iter().all(|cell| cell.mode.name != "tcp-spin"), "they would all spin");
+        let only_size = Choice { only: words("size"), ..Choice::default() };
+        assert_eq!(pairs_max(&only_size.cells()), 0);
+    }
+}

@@ -1,0 +1,465 @@
+//! Measures the cells of a study.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use rocinante_baselines::{Kind, Raw, Task};
+use rocinante_cli::output::{Failure, Output, Result};
+
+use super::plan::{Carrier, Cell, Experiment, Mode, pairs_max, seconds};
+use super::progress::Progress;
+use super::store::{Key, Load, Row, Session, Store};
+use crate::attempts::{Attempts, Subject};
+use crate::workers::{
+    Carrier as Wire, Congestion, Device, Figure, Link, Loaded, Measure, Outcome, Pairing, Places,
+    Step, TcpMode, Together, Traffic, Work, depth, jain,
+};
+
+/// The path MTU of the links, which are ours, and of the kernel's devices.
+const MTU: u32 = 4096;
+const MTU_KERNEL: u32 = 1024;
+/// Bytes of the messages of pairs, and of the answers to requests at planned times.
+const SHARED: usize = 64 << 10;
+const ANSWER: usize = 4096;
+/// Bytes of the messages that a raw baseline is beside.
+const LARGE: usize = 1 << 20;
+/// The ACK timeout of pairs: 4.096 µs · 2^18 = 1.1 s.
+const ACK_TIMEOUT: u8 = 18;
+/// Time that is kept for the report.
+const RESERVE: Duration = Duration::from_secs(8);
+
+/// Named figures of one point.
+type Figures = BTreeMap<String, f64>;
+
+/// A study in progress.
+pub(super) struct Study {
+    pub(super) session: Session,
+    pub(super) store: Store,
+    places: Option<Places>,
+    /// Why there is no agent, once one was wanted.
+    agent: Option<Result>,
+    attempts: Attempts,
+    until: Instant,
+    /// Number of cells for which there was no time.
+    pub(super) skipped: usize,
+}
+
+impl Study {
+    /// A study that ends within `time`.
+    pub(super) fn new(session: Session, store: Store, time: Duration) -> Self {
+        let until = Instant::now() + time - RESERVE;
+        let (places, agent, attempts) = (None, None, Attempts::default());
+        Self { session, store, places, agent, attempts, until, skipped: 0 }
+    }
+
+    /// Measures all cells that have rows to measure. Error: a row cannot be written, or there are no
+    /// namespaces.
+    pub(super) fn measure(&mut self, out: Output) -> Result {
+        let quick = self.session.choice.quick;
+        let mut cells = self.session.choice.cells();
+        for cell in &mut cells {
+            let (experiment, mode, round) = (cell.experiment, cell.mode, cell.round);
+            cell.xs.retain(|x| !self.store.has(&key(experiment, mode, *x, round)));
+        }
+        cells.retain(|cell| !cell.xs.is_empty());
+        if cells.is_empty() {
+            return Ok(());
+        }
+        let all = cells.iter().map(|cell| cell.seconds(quick)).sum();
+        let mut progress = Progress::new(all, out);
+        progress.begins("making namespaces");
+        // Two for each pair, and two for the probe.
+        let count = u8::try_from(2 * pairs_max(&cells) + 2).unwrap_or(u8::MAX);
+        if self.places.is_none() {
+            let places = Places::of(&self.session.place_args(), Link::Bridge, count);
+            self.places = Some(places?);
+        }
+        for cell in &cells {
+            let planned = cell.seconds(quick);
+            if Instant::now() + Duration::from_secs_f64(planned) > self.until {
+                self.skipped += 1;
+            } else {
+                progress.begins(&cell.name());
+                self.cell(cell, &progress)?;
+            }
+            progress.ended(planned);
+        }
+        progress.finish();
+        if self.skipped > 0 {
+            let count = self.skipped;
+            out.note(format_args!("no time was left for {count} measurements: --resume goes on"));
+        }
+        Ok(())
+    }
+
+    /// Measures a cell, and adds its rows.
+    fn cell(&mut self, cell: &Cell, progress: &Progress) -> Result {
+        let subject = Subject::Netdev(cell.mode.name);
+        let measured = if self.attempts.in_vain(subject) {
+            Err(Failure::Failed("it never worked".into()))
+        } else {
+            let measured = self.points(cell).and_then(|points| {
+                points.iter().try_for_each(|(_, figures)| plausible(figures))?;
+                Ok(points)
+            });
+            self.attempts.add(subject, measured.is_ok());
+            measured
+        };
+        if let Err(failure) = &measured {
+            progress.note(&format!("{}: not measured: {failure}", cell.name()));
+        }
+        for &x in &cell.xs {
+            let key = key(cell.experiment, cell.mode, x, cell.round);
+            let figures = match &measured {
+                Ok(points) => points.iter().find(|(at, _)| *at == x).map(|(_, all)| all.clone()),
+                Err(_) => None,
+            };
+            let missing = match (&figures, &measured) {
+                (Some(_), _) => None,
+                (None, Err(failure)) => Some(self.why(cell.mode, &failure.to_string())),
+                (None, Ok(_)) => Some("a worker printed no figure of it".to_owned()),
+            };
+            self.store.add(Row { key, figures: figures.unwrap_or_default(), missing })?;
+        }
+        Ok(())
+    }
+
+    /// The first reason why a mode could not be measured stands for all later ones.
+    fn why(&self, mode: &Mode, last: &str) -> String {
+        let rows = self.store.rows.iter().rev().filter(|row| row.key.mode == mode.name);
+        let before = rows.filter_map(|row| row.missing.as_deref()).next();
+        if last == "it never worked" { before.unwrap_or(last) } else { last }.to_owned()
+    }
+
+    fn points(&mut self, cell: &Cell) -> Result<Vec<(u64, Figures)>> {
+        self.can_be(cell)?;
+        let places = self.places.as_ref().ok_or_else(|| Failure::Failed("no places".into()))?;
+        let args = self.session.place_args();
+        let traffic = match cell.mode.carrier {
+            Carrier::Verbs(provider) => Some(Traffic::Verbs(provider.device(&args)?)),
+            Carrier::Tcp { .. } => Some(Traffic::Tcp),
+            Carrier::Iperf3 => None,
+        };
+        let mtu = if cell.mode.is_kernel() { MTU_KERNEL } else { MTU };
+        let seconds = seconds(cell.experiment, self.session.choice.quick);
+        match (cell.experiment, traffic) {
+            (Experiment::Size, traffic) => sizes(places, cell, traffic, mtu, seconds),
+            (Experiment::Scale, Some(traffic)) => {
+                let scale = |&x| Ok((x, scale(places, &traffic, mtu, x, seconds)?));
+                cell.xs.iter().map(scale).collect()
+            }
+            (Experiment::Load, Some(traffic)) => {
+                let (size, percents) = (ANSWER, cell.xs.clone());
+                let work = Work::Load { traffic, mtu, size, seconds, percents };
+                match places.run(cell.mode.link, &work)? {
+                    Outcome::Load(all) => Ok(all.iter().map(loaded).collect()),
+                    _ => Err(Failure::Failed("it measured something else".into())),
+                }
+            }
+            (_, None) => Err(Failure::Failed("it has streams alone".into())),
+        }
+    }
+
+    /// Makes what a mode needs. Error: it cannot be had, and why.
+    fn can_be(&mut self, cell: &Cell) -> Result {
+        let failed = |why: &str| Err(Failure::Failed(why.to_owned()));
+        let Cell { mode, experiment, .. } = cell;
+        if mode.is_kernel() && self.session.place.is_empty() {
+            return failed("it needs --devices with --local and --remote");
+        }
+        let sleeps = matches!(mode.carrier, Carrier::Tcp { spin: false } | Carrier::Iperf3);
+        if self.session.machine.cpus < 2 && *experiment != Experiment::Scale && !sleeps {
+            return failed("both sides spin, which needs two processors: this machine has one");
+        }
+        let Some(places) = &mut self.places else { return failed("no places") };
+        if mode.is_handed() {
+            return self.agent.get_or_insert_with(|| places.start_agent()).clone();
+        }
+        places.prepare(mode.link, 2)
+    }
+}
+
+impl Cell {
+    fn name(&self) -> String {
+        let (experiment, xs) = (self.experiment, &self.xs);
+        let range = match xs[..] {
+            [x] => x.to_string(),
+            [first, .., last] => format!("{first} to {last}"),
+            [] => String::new(),
+        };
+        format!("{}: {}, {range} {}", experiment.name(), self.mode.name, experiment.x())
+    }
+}
+
+fn key(experiment: Experiment, mode: &Mode, x: u64, round: u32) -> Key {
+    Key { experiment: experiment.name().into(), mode: mode.name.into(), x, round }
+}
+
+/// Throughput and latency by the size of messages.
+fn sizes(
+    places: &Places,
+    cell: &Cell,
+    traffic: Option<Traffic>,
+    mtu: u32,
+    seconds: f64,
+) -> Result<Vec<(u64, Figures)>> {
+    // From the largest on: what is posted for large SENDs takes small ones, too.
+    let mut xs = cell.xs.clone();
+    xs.sort_unstable_by(|a, b| b.cmp(a));
+    let steps = |measures: &[Measure]| -> Vec<Step> {
+        let at = |measure| xs.iter().map(move |size| (measure, *size as usize));
+        let all = measures.iter().copied().flat_map(at);
+        all.map(|(measure, size)| Step { measure, size, seconds }).collect()
+    };
+    let cc = || {
+        let known = Congestion::available().first().copied();
+        known.ok_or_else(|| Failure::Failed("the kernel has neither cubic nor bbr".into()))
+    };
+    let mut baseline = None;
+    let work = match (traffic, cell.mode.carrier) {
+        (Some(Traffic::Verbs(device)), _) => {
+            if xs.contains(&(LARGE as u64)) {
+                baseline = raw(places, cell.mode, &device, mtu, 2.0 * seconds);
+            }
+            let measures = [Measure::WriteBw, Measure::SendBw, Measure::ReadBw, Measure::WriteLat];
+            Work::Verbs { device, mtu, qps: 1, steps: steps(&measures) }
+        }
+        (_, Carrier::Tcp { spin }) => {
+            let mode = TcpMode { cc: cc()?, spin };
+            Work::Tcp(mode, steps(&[Measure::WriteBw, Measure::WriteLat]))
+        }
+        _ => match steps(&[Measure::WriteBw])[..] {
+            [step] => Work::Iperf3(cc()?, step),
+            _ => return Err(Failure::Failed("iperf3 has one size at once".into())),
+        },
+    };
+    let mut points: BTreeMap<u64, Figures> = BTreeMap::new();
+    for Figure { measure, size, value } in places.figures(cell.mode.link, &work)? {
+        if let Some(name) = figure_name(measure) {
+            points.entry(size as u64).or_default().insert(name.into(), value);
+        }
+    }
+    if let (Some(gbps), Some(large)) = (baseline, points.get_mut(&(LARGE as u64))) {
+        large.insert("raw_gbps".into(), gbps);
+    }
+    Ok(points.into_iter().collect())
+}
+
+/// The raw baseline of large WRITEs, if the device has one that works.
+fn raw(places: &Places, mode: &Mode, device: &Device, mtu: u32, seconds: f64) -> Option<f64> {
+    let Device::Software { backend, handed: false, .. } = device else { return None };
+    let step = Step { measure: Measure::WriteBw, size: LARGE, seconds };
+    let (kind, depth) = (Kind::Flood, depth(&step, 1));
+    let task = Task { kind, message: LARGE, mtu: mtu as usize, depth, seconds };
+    let carried = places.carried(mode.link, Wire::Baseline(backend.clone()), vec![task]);
+    match carried.ok()?.first()?.1 {
+        Raw::Flood { gbps, .. } => Some(gbps),
+        Raw::PingPong { .. } => None,
+    }
+}
+
+const fn figure_name(measure: Measure) -> Option<&'static str> {
+    Some(match measure {
+        Measure::WriteBw => "write_gbps",
+        Measure::SendBw => "send_gbps",
+        Measure::ReadBw => "read_gbps",
+        Measure::WriteLat => "p50_us",
+        Measure::WriteLatP99 => "p99_us",
+        Measure::WriteLatP999 => "p999_us",
+        _ => return None,
+    })
+}
+
+/// Many pairs at once.
+fn scale(
+    places: &Places,
+    traffic: &Traffic,
+    mtu: u32,
+    pairs: u64,
+    seconds: f64,
+) -> Result<Figures> {
+    if !places.are_own() {
+        return Err(Failure::Failed("pairs need namespaces of our own".into()));
+    }
+    let work = |probes| {
+        let pairing = Pairing { size: SHARED, seconds, ack_timeout: ACK_TIMEOUT, probes };
+        Work::Paired { traffic: traffic.clone(), mtu, pairing }
+    };
+    let together = places.together(&work(false), &work(true), pairs as u32)?;
+    if together.pairs.is_empty() {
+        return Err(Failure::Failed(together.why.unwrap_or_default()));
+    }
+    Ok(scaled(&together, pairs, seconds))
+}
+
+fn scaled(together: &Together, pairs: u64, seconds: f64) -> Figures {
+    let mut shares: Vec<u64> = together.pairs.iter().map(|pair| pair.bytes).collect();
+    // A pair without a result sent nothing.
+    shares.resize(pairs as usize, 0);
+    let gbps = |bytes: u64| bytes as f64 * 8.0 / seconds / 1e9;
+    let sum: u64 = shares.iter().sum();
+    let failed = together.pairs.iter().chain(&together.probe).filter(|pair| pair.failed).count();
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let mut figures = vec![
+        ("sum_gbps", gbps(sum)),
+        ("slowest_gbps", gbps(shares.iter().copied().min().unwrap_or(0))),
+        ("jain", jain(&shares)),
+        ("errors", failed as f64 + f64::from(together.lost)),
+        ("process_mib", mib(together.private)),
+    ];
+    if sum > 0 {
+        figures.push(("cpu_s_per_gb", together.busy / (sum as f64 / 1e9)));
+    }
+    figures.extend(together.kernel.map(|kernel| ("kernel_mib", mib(kernel))));
+    if let Some([p50, p99]) = together.probe.and_then(|probe| probe.probe_us) {
+        figures.extend([("probe_p50_us", p50), ("probe_p99_us", p99)]);
+    }
+    figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+fn loaded(loaded: &Loaded) -> (u64, Figures) {
+    let Loaded { percent, us: [p50, p99, p999], offered, achieved, peak, unloaded } = *loaded;
+    let figures = [
+        ("p50_us", p50),
+        ("p99_us", p99),
+        ("p999_us", p999),
+        ("offered_mops", offered),
+        ("achieved_mops", achieved),
+        ("peak_mops", peak),
+        ("unloaded_us", unloaded),
+    ];
+    (percent, figures.map(|(name, value)| (name.to_owned(), value)).into_iter().collect())
+}
+
+/// Whether figures can be true. A worker is another process, which may be broken.
+fn plausible(figures: &Figures) -> Result {
+    for (name, &value) in figures {
+        let most = match name {
+            name if name == "jain" => 1.0 + 1e-9,
+            // No memory moves faster.
+            name if name.ends_with("_gbps") => 1e4,
+            name if name.ends_with("_mops") => 1e3,
+            _ => 1e9,
+        };
+        if !(0.0..=most).contains(&value) {
+            return Err(Failure::Failed(format!(
+                "a worker printed what cannot be: {name} {value}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+impl Load {
+    /// Whether other programs run now: this looks a few times.
+    pub(super) fn now() -> Self {
+        const LOOKS: u32 = 25;
+        let running = || {
+            let stat = std::fs::read_to_string("/proc/stat").ok()?;
+            let line = stat.lines().find_map(|line| line.strip_prefix("procs_running "))?;
+            // This one runs, too.
+            Some(line.trim().parse::<f64>().ok()? - 1.0)
+        };
+        let looks = (0..LOOKS).filter_map(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            running()
+        });
+        let cpus = std::thread::available_parallelism().map_or(1.0, |cpus| cpus.get() as f64);
+        let busy = looks.sum::<f64>() / f64::from(LOOKS) / cpus > 0.25;
+        if busy { Self::Busy } else { Self::Quiet }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::plan::{Choice, MODES};
+    use super::*;
+    use crate::machine::Machine;
+    use crate::workers::Paired;
+
+    fn figures(all: &[(&str, f64)]) -> Figures {
+        all.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
+    }
+
+    #[test]
+    fn figures_that_cannot_be_are_refused() {
+        assert!(
+            plausible(&figures(&[("write_gbps", 40.0), ("p50_us", 3.0), ("jain", 1.0)])).is_ok()
+        );
+        for (name, value) in [
+            ("write_gbps", -1.0),
+            ("write_gbps", f64::NAN),
+            ("p50_us", f64::INFINITY),
+            ("read_gbps", 20_000.0),
+            ("jain", 1.1),
+            ("peak_mops", 2e3),
+        ] {
+            let error = plausible(&figures(&[("errors", 0.0), (name, value)])).unwrap_err();
+            assert!(error.to_string().contains(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_pair_without_a_result_sent_nothing() {
+        let pair = |bytes| Paired { bytes, ..Paired::default() };
+        let probe = Paired { failed: true, probe_us: Some([5.0, 9.0]), ..Paired::default() };
+        let (pairs, probe) = (vec![pair(1_000_000_000), pair(1_000_000_000)], Some(probe));
+        let together = Together { pairs, probe, lost: 1, busy: 4.0, ..Together::default() };
+        let figures = scaled(&together, 3, 2.0);
+        assert_eq!((figures["sum_gbps"], figures["slowest_gbps"]), (8.0, 0.0));
+        assert!((figures["jain"] - 2.0 / 3.0).abs() < 1e-9 && figures["errors"] == 2.0);
+        assert_eq!((figures["cpu_s_per_gb"], figures["probe_p99_us"]), (2.0, 9.0));
+        assert!(!figures.contains_key("kernel_mib"), "unknown is not 0");
+    }
+
+    /// A worker that dies, that hangs, or that prints nonsense leaves a row that says so.
+    #[test]
+    fn a_broken_worker_is_told_in_its_row() {
+        let dir =
+            std::env::temp_dir().join(format!("rocinante-bench-broken-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let place = ["127.0.0.1", "127.0.0.2"].map(str::to_owned).to_vec();
+        let choice = Choice { quick: true, only: vec!["load".into()], ..Choice::default() };
+        let machine = Machine { cpus: 2, ..Machine::here() };
+        let session = Session { machine, load: Load::Quiet, choice, place };
+        for (number, (script, why)) in [
+            ("exit 3", "exit status: 3"),
+            ("kill -9 $$", "signal: 9"),
+            ("echo '{\"Load\":[{\"percent\":10,\"us\":[-1,2,3],\"offered\":1,\"achieved\":1,\"peak\":1,\"unloaded\":1}]}'", "cannot be: p50_us -1"),
+            ("echo '{\"Load\":[{\"percent\":10,\"us\":[NaN,2,3]}]}'", "printed no figures"),
+            ("echo '{\"Load\":[]}'", "no figure of it"),
+            ("echo '{\"Figures\":[]}'", "something else"),
+            ("echo hello", "no figures: \"hello\""),
+            ("sleep 60", "did not end"),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let program = dir.join(format!("worker{number}"));
+            write_script(&program, script);
+            let at = dir.join(number.to_string());
+            let store = Store::create(&at, &session).unwrap();
+            let mut study = Study::new(session.clone(), store, Duration::from_secs(120));
+            let places = Places::of(&session.place_args(), Link::Plain, 2).unwrap();
+            let program = program.to_str().unwrap();
+            study.places = Some(places.with_program(program, Duration::from_secs(2)));
+            let mode = MODES.iter().find(|mode| mode.name == "udp").unwrap();
+            let cell = Cell { experiment: Experiment::Load, mode, xs: vec![10], round: 1 };
+            let progress = Progress::new(1.0, Output { json: false });
+            study.cell(&cell, &progress).unwrap();
+            let [row] = &study.store.rows[..] else { panic!("one row") };
+            assert!(row.figures.is_empty(), "{script}: {row:?}");
+            let said = row.missing.as_deref().unwrap();
+            assert!(said.contains(why), "{script}: {said}");
+        }
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    fn write_script(path: &Path, script: &str) {
+        use std::os::unix::fs::PermissionsExt as _;
+        std::fs::write(path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+}

@@ -1,0 +1,227 @@
+//! `rocinante-bench evaluate`: which rows there are, after every kind of end, and not their values.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rocinante_tests::require_lab;
+use rocinante_tests::running::PATIENCE;
+use serde_json::Value;
+
+use super::{Done, Running, command, rocinante_bench, words};
+
+/// A directory that is removed with the test.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Self {
+        Self(std::env::temp_dir().join(format!("rocinante-evaluate-{name}-{}", std::process::id())))
+    }
+
+    fn read(&self, file: &str) -> String {
+        let path = self.0.join(file);
+        std::fs::read_to_string(&path).unwrap_or_else(|why| panic!("{}: {why}", path.display()))
+    }
+
+    /// The lines of rows that are whole, by the row's key. Panics if one is there twice.
+    fn rows(&self) -> BTreeMap<String, String> {
+        let mut rows = BTreeMap::new();
+        let text = std::fs::read_to_string(self.0.join("rows.jsonl")).unwrap_or_default();
+        for line in text.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
+            let row: Value = serde_json::from_str(line).unwrap();
+            if row.get("experiment").is_some() {
+                let key = ["experiment", "mode", "x", "round"].map(|name| row[name].to_string());
+                let before = rows.insert(key.join(" "), line.to_owned());
+                assert_eq!(before, None, "a row is there twice");
+            }
+        }
+        rows
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn start(line: &str) -> Running {
+    Running::start(&mut rocinante_bench(words(&format!("evaluate {line}"))))
+}
+
+fn evaluate(line: &str) -> Done {
+    start(line).finish_within(Duration::from_secs(300))
+}
+
+const SMALL: &str = "--quick --patient --modes udp,tcp-blocking,kernel --pairs 1,2";
+
+/// Killed at some moments, a study has in the end the rows of one that was left alone.
+#[test]
+fn a_killed_study_goes_on_and_has_each_row_once() {
+    require_lab!();
+    let whole = Dir::new("whole");
+    let done = evaluate(&format!("{SMALL} --report {}", whole.0.display())).succeeded();
+    assert!(done.err.contains("left: size: udp"), "progress: {}", done.err);
+    let first = done.out.lines().find(|line| line.starts_with("| small messages, soon |"));
+    assert!(first.is_some_and(|line| line.contains("µs")), "{}", done.out);
+    let expected: BTreeSet<String> = whole.rows().into_keys().collect();
+    // Size: 4 sizes of 3 modes; scale: 2 numbers of 2 modes; load: 3 loads of 2 modes.
+    assert_eq!(expected.len(), 12 + 4 + 6, "{expected:?}");
+    let dir = Dir::new("killed");
+    let mut study = start(&format!("{SMALL} --report {}", dir.0.display()));
+    let mut before = BTreeMap::new();
+    for rows in [1, 13] {
+        let deadline = Instant::now() + 2 * PATIENCE;
+        while dir.rows().len() < rows && study.child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < deadline, "{rows} rows never came");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        study.child.kill();
+        let kept = dir.rows();
+        assert!(kept.len() >= rows, "{} of {rows} rows", kept.len());
+        // A line that was being written.
+        let cut = "{\"schema\":1,\"version\":\"0.1.0\",\"comm";
+        let text = dir.read("rows.jsonl") + cut;
+        std::fs::write(dir.0.join("rows.jsonl"), text).unwrap();
+        before = kept;
+        study = start(&format!("--resume {}", dir.0.display()));
+        study.hears("what is taken", |line| {
+            assert!(line.contains("1 a line that was cut"), "{line}");
+            line.contains("rows are taken")
+        });
+    }
+    let done = study.finish_within(Duration::from_secs(300)).succeeded();
+    let after = dir.rows();
+    assert_eq!(after.keys().cloned().collect::<BTreeSet<_>>(), expected);
+    // Only if another program has begun to need the processors, or has ended, is a row measured
+    // again; and so is one of a mode that could not be had.
+    let figures = before.iter().filter(|(_, line)| !line.contains("missing"));
+    let same = figures.clone().filter(|(key, line)| after[*key] == **line).count();
+    let other_load = "machine, which is now";
+    assert!(same == figures.count() || done.err.contains(other_load), "{}", done.err);
+    a_report_is_complete(&whole);
+    a_report_is_complete(&dir);
+    // There is nothing left to measure.
+    let text = dir.read("rows.jsonl");
+    if evaluate(&format!("--resume {}", dir.0.display())).err.contains("19 rows are taken") {
+        assert_eq!(dir.rows().len(), expected.len(), "{text}");
+    }
+}
+
+#[track_caller]
+fn a_report_is_complete(dir: &Dir) {
+    let (text, page) = (dir.read("report.md"), dir.read("report.html"));
+    for part in ["Which to use when", "small messages, soon", "Jain", "not measured, because"] {
+        assert!(text.contains(part) && page.contains(part), "{part} is not in {text}");
+    }
+    for file in ["size-write_gbps.svg", "scale-sum_gbps.svg", "load-p99_us.svg"] {
+        assert!(text.contains(file), "{file} is not in {text}");
+        let svg = dir.read(file);
+        assert!(svg.contains("tcp-blocking") != file.starts_with("load") && svg.contains("udp"));
+        // A mode that was not measured has no line.
+        assert!(!svg.contains("kernel"), "{file}");
+    }
+    assert_eq!(page.matches("<svg").count(), page.matches("<figure>").count());
+    assert!(page.matches("<svg").count() >= 8, "plots are inside");
+    for outside in ["<script", "<img", "<link", " src=", "url("] {
+        assert!(!page.contains(outside), "{outside}: the file stands alone");
+    }
+    // The reason of a mode that cannot be had, and where its figures would be.
+    let row = text.lines().find(|line| line.starts_with("| kernel |")).unwrap();
+    assert!(row.contains("it needs --devices with --local and --remote"), "{row}");
+}
+
+/// Rows of another version, and lines that are none, are not taken.
+#[test]
+fn only_rows_of_this_version_are_taken() {
+    require_lab!();
+    let dir = Dir::new("version");
+    let line = format!("--quick --patient --only load --modes udp --report {}", dir.0.display());
+    evaluate(&line).succeeded();
+    let rows = dir.rows();
+    let text = dir.read("rows.jsonl").replace(env!("CARGO_PKG_VERSION"), "0.0.1");
+    std::fs::write(dir.0.join("rows.jsonl"), text + "hello\n").unwrap();
+    let line = format!("--resume {} --quick --patient --only load --modes udp", dir.0.display());
+    let done = evaluate(&line).succeeded();
+    for words in ["0 rows are taken", "4 of version 0.0.1", "1 no row"] {
+        assert!(done.err.contains(words), "{words}: {}", done.err);
+    }
+    assert!(dir.rows().keys().eq(rows.keys()));
+    let left = dir.read("left-out.jsonl");
+    assert_eq!((left.lines().count(), left.matches("0.0.1").count()), (5, 4), "{left}");
+    // Another study does not begin there.
+    evaluate(&format!("--quick --report {}", dir.0.display()))
+        .failed(1, &["has a study already", "--resume"]);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let dir = Dir::new("refused");
+    let at = dir.0.display();
+    for (line, words) in [
+        (format!("--report {at} --only scael"), ["\"scael\"", "size, scale, load"]),
+        (format!("--report {at} --modes tcp"), ["\"tcp\"", "udp, packet, afxdp"]),
+        (format!("--report {at} --pairs 0"), ["--pairs 0", "from 1 to 100"]),
+        (format!("--report {at} --pairs 1,101"), ["--pairs 101", "from 1 to 100"]),
+        (format!("--report {at} --resume {at}"), ["--report", "cannot be used with"]),
+        (format!("--report {at} --devices mlx5_0"), ["--local", "required"]),
+        ("--quick".into(), ["--report", "required"]),
+    ] {
+        evaluate(&line).failed(2, &words);
+    }
+    assert!(!dir.0.exists(), "nothing was begun");
+    evaluate(&format!("--resume {at}")).failed(1, &["has no study", "--report"]);
+    std::fs::create_dir(&dir.0).unwrap();
+    std::fs::write(dir.0.join("letter.txt"), "dear").unwrap();
+    evaluate(&format!("--report {at}")).failed(1, &["files of others"]);
+    evaluate(&format!("--report {at}/letter.txt")).failed(1, &["letter.txt"]);
+    // The root of /proc takes no directory.
+    evaluate("--report /proc/study").failed(1, &["/proc/study"]);
+    assert_eq!(std::fs::read_dir(&dir.0).unwrap().count(), 1, "nothing was left there");
+}
+
+/// A mode that cannot be had is in the rows, with the reason.
+#[test]
+fn modes_that_cannot_be_had_say_why() {
+    require_lab!();
+    let (dir, tools) = (Dir::new("none"), Dir::new("tools"));
+    std::fs::create_dir(&tools.0).unwrap();
+    let path = std::env::var_os("PATH").unwrap();
+    let program =
+        |name: &str| std::env::split_paths(&path).map(|at| at.join(name)).find(|at| at.exists());
+    let ip = program("ip").expect("the lab has it");
+    std::os::unix::fs::symlink(ip, tools.0.join("ip")).unwrap();
+    let line = format!(
+        "evaluate --quick --patient --only size --modes iperf3,kernel --report {}",
+        dir.0.display()
+    );
+    let mut without = rocinante_bench(words(&line));
+    let done =
+        Running::start(without.env("PATH", &tools.0)).finish_within(Duration::from_secs(120));
+    done.failed(1, &["nothing was measured"]);
+    let reason = |dir: &Dir, mode: &str| -> String {
+        let mode = format!("\"mode\":\"{mode}\"");
+        let rows = dir.rows();
+        let row = rows.values().find(|line| line.contains(&mode)).unwrap();
+        let row: Value = serde_json::from_str(row).unwrap();
+        assert!(row.get("figures").is_none(), "{row}");
+        row["missing"].as_str().unwrap().to_owned()
+    };
+    let iperf3 = reason(&dir, "iperf3");
+    assert!(iperf3.contains("cannot start iperf3") && iperf3.contains("install it"), "{iperf3}");
+    assert!(reason(&dir, "kernel").contains("--devices"));
+    assert!(Path::new(&dir.0.join("report.html")).exists(), "the report says it, too");
+    // One processor is too few for two sides that spin.
+    let Some(taskset) = program("taskset") else { return };
+    let one = Dir::new("one");
+    let bench = env!("CARGO_BIN_EXE_rocinante-bench-under-test");
+    let line = format!(
+        "--cpu-list 0 {bench} evaluate --quick --patient --only load --modes udp --report {}",
+        one.0.display()
+    );
+    let mut alone = command(taskset.to_str().unwrap(), words(&line));
+    Running::start(&mut alone)
+        .finish_within(Duration::from_secs(120))
+        .failed(1, &["two processors"]);
+    assert!(reason(&one, "udp").contains("this machine has one"));
+}
