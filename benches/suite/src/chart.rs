@@ -24,6 +24,8 @@ pub(crate) enum X {
     Count(&'static str),
     /// Percent of something; a linear axis.
     Percent(&'static str),
+    /// A number of things, or none of them; a linear axis.
+    Few(&'static str),
 }
 
 /// A line of a chart.
@@ -81,8 +83,9 @@ impl Chart {
         builder.caption(&self.title, ("sans-serif", 22)).margin(12);
         builder.x_label_area_size(44).y_label_area_size(64);
         // The two kinds of axes have different types.
-        if matches!(self.x, X::Percent(_)) {
-            let mut chart = builder.build_cartesian_2d(0.0..100.0, y)?;
+        if matches!(self.x, X::Percent(_) | X::Few(_)) {
+            let most = if matches!(self.x, X::Percent(_)) { 100.0 } else { right };
+            let mut chart = builder.build_cartesian_2d(0.0..most, y)?;
             chart.configure_mesh().x_desc(self.x.name()).y_label_formatter(&plain).draw()?;
             self.draw_lines(&mut chart)?;
         } else {
@@ -147,7 +150,7 @@ impl X {
     const fn name(self) -> &'static str {
         match self {
             Self::Bytes => "bytes of a message",
-            Self::Count(name) | Self::Percent(name) => name,
+            Self::Count(name) | Self::Percent(name) | Self::Few(name) => name,
         }
     }
 }

@@ -40,7 +40,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             }
             cm::run(&args)
         }
-        Some(Command::Evaluate(args)) => evaluate::run(args),
+        Some(Command::Evaluate(args)) => evaluate::run(&args),
         Some(Command::MeasureWorker(args)) => workers::run_worker(&args),
     }
 }

@@ -1,13 +1,14 @@
 //! `rocinante-bench evaluate`: the whole study of a machine by one command.
 //!
-//! A study is a table of experiments (`plan`), each in all modes, measured in turns. Every row is in
-//! a file when it is measured (`store`), so that a study goes on where it was stopped. The report is
-//! made of the rows alone.
+//! A study is a table of experiments (`plan`), each in all modes, measured in turns. Every row is
+//! in a file when it is measured (`store`), so that a study goes on where it was stopped. The
+//! report is made of the rows alone.
 
 mod judge;
 mod plan;
 mod progress;
 mod report;
+mod solutions;
 mod store;
 mod study;
 
@@ -32,7 +33,8 @@ use crate::workers::PlaceArgs;
 /// machine was as quiet or as busy as now.
 ///
 /// Everything is measured between containers behind a bridge, which are network namespaces, or on
-/// two hosts with VXLAN between them. A mode that cannot be had stays in the report, with the reason.
+/// two hosts with VXLAN between them. A mode that cannot be had stays in the report, with the
+/// reason.
 ///
 /// Exit status: 0 if something was measured, 1 if nothing could be, 2 if the command line makes no
 /// sense.
@@ -47,7 +49,7 @@ pub struct Args {
     /// Fewer points, each for a shorter time and once: within 2 minutes instead of 40
     #[arg(long)]
     quick: bool,
-    /// Only these experiments: size, scale, load
+    /// Only these experiments: size, scale, load, isolation, starvation
     #[arg(long, value_delimiter = ',', value_name = "EXPERIMENTS")]
     only: Vec<String>,
     /// Only these modes: a wrong name lists them all
@@ -76,7 +78,7 @@ const TIME_MAX_QUICK: Duration = Duration::from_secs(120);
 
 /// Runs the command.
 #[must_use]
-pub fn run(args: Args) -> ExitCode {
+pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: false };
     match evaluate(args, out) {
         Ok(()) => ExitCode::SUCCESS,
@@ -116,7 +118,7 @@ impl Session {
     }
 }
 
-fn evaluate(args: Args, out: Output) -> Result {
+fn evaluate(args: &Args, out: Output) -> Result {
     args.choice(None).check().map_err(Failure::Usage)?;
     let (machine, load) = (Machine::here(), Load::now());
     let session = |choice, place| Session {

@@ -29,7 +29,7 @@ pub use measure::{Figure, Measure, Step};
 pub(crate) use ours::{Posting, depth, jain};
 #[cfg(test)]
 pub(crate) use pairs::Paired;
-pub(crate) use pairs::{Pairing, Together};
+pub(crate) use pairs::{Pairing, Rights, Together};
 pub(crate) use peers::{Congestion, IPERF3_WARM_UP, SOCKPERF_WARM_UP, TcpMode};
 pub use place::PlaceArgs;
 pub(crate) use place::{Link, Places};

@@ -65,8 +65,9 @@ fn a_killed_study_goes_on_and_has_each_row_once() {
     let first = done.out.lines().find(|line| line.starts_with("| small messages, soon |"));
     assert!(first.is_some_and(|line| line.contains("µs")), "{}", done.out);
     let expected: BTreeSet<String> = whole.rows().into_keys().collect();
-    // Size: 4 sizes of 3 modes; scale: 2 numbers of 2 modes; load: 3 loads of 2 modes.
-    assert_eq!(expected.len(), 12 + 4 + 6, "{expected:?}");
+    // Size: 4 sizes of 3 modes; scale and isolation: 2 numbers of 2 modes each; load: 3 loads of 2
+    // modes.
+    assert_eq!(expected.len(), 12 + 4 + 4 + 6, "{expected:?}");
     let dir = Dir::new("killed");
     let mut study = start(&format!("{SMALL} --report {}", dir.0.display()));
     let mut before = BTreeMap::new();
@@ -159,7 +160,7 @@ fn what_makes_no_sense_is_refused() {
     let dir = Dir::new("refused");
     let at = dir.0.display();
     for (line, words) in [
-        (format!("--report {at} --only scael"), ["\"scael\"", "size, scale, load"]),
+        (format!("--report {at} --only scael"), ["\"scael\"", "size, scale, load, isolation"]),
         (format!("--report {at} --modes tcp"), ["\"tcp\"", "udp, packet, afxdp"]),
         (format!("--report {at} --pairs 0"), ["--pairs 0", "from 1 to 100"]),
         (format!("--report {at} --pairs 1,101"), ["--pairs 101", "from 1 to 100"]),

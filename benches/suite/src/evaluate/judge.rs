@@ -153,6 +153,7 @@ pub(super) fn unit(figure: &str) -> &'static str {
         Some("mops") => "10⁶/s",
         Some("mib") => "MiB",
         Some("gb") => "s/GB",
+        Some("ms") => "ms",
         _ => "",
     }
 }
@@ -211,6 +212,19 @@ pub(super) fn bars(seen: Seen<'_>) -> Vec<Judged> {
             value: by(of("write_gbps"), of("raw_gbps")),
         });
     }
+    for mode in ["udp", "packet"] {
+        for (figure, name) in [("probe_p50_us", "median"), ("probe_p99_us", "p99")] {
+            let raised = |mode| {
+                let at = |x| seen.value(Experiment::Isolation, mode, x, figure);
+                by(at(1), at(0))
+            };
+            let text = format!(
+                "a neighbour at full rate raises a probe's {name}, `{mode}`, by TCP's rise"
+            );
+            let (bound, value) = (Bound::AtMost(1.0), by(raised(mode), raised("tcp-blocking")));
+            goals.push(Goal { text, bound, value });
+        }
+    }
     goals.into_iter().map(|goal| Judged { goal, has_invalid: false }).collect()
 }
 
@@ -219,7 +233,7 @@ fn by(value: Option<f64>, of: Option<f64>) -> Option<f64> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::BTreeMap;
 
     use super::super::store::Key;
@@ -300,6 +314,12 @@ mod tests {
             row("load", "udp", 50, &[("p99_us", 40.0), ("unloaded_us", 10.0)]),
             row("load", "packet", 50, &[("p99_us", 20.0), ("unloaded_us", 8.0)]),
             row("size", "vxlan-udp", 1 << 20, &[("write_gbps", 8.0), ("raw_gbps", 10.0)]),
+            row("isolation", "udp", 0, &[("probe_p99_us", 10.0)]),
+            row("isolation", "udp", 1, &[("probe_p99_us", 30.0)]),
+            row("isolation", "packet", 0, &[("probe_p99_us", 5.0)]),
+            row("isolation", "packet", 1, &[("probe_p99_us", 25.0)]),
+            row("isolation", "tcp-blocking", 0, &[("probe_p99_us", 10.0)]),
+            row("isolation", "tcp-blocking", 1, &[("probe_p99_us", 40.0)]),
         ];
         let all = verdicts(&rows);
         let of = |begin: &str, end: &str| {
@@ -315,6 +335,9 @@ mod tests {
             assert_eq!(of(mode, "slowest"), Verdict::Met);
         }
         assert_eq!(of("half of its peak", ""), Verdict::Met);
+        assert_eq!(of("a probe's p99, `udp`", ""), Verdict::Met);
+        assert_eq!(of("a probe's p99, `packet`", ""), Verdict::Missed);
+        assert_eq!(of("a probe's median, `udp`", ""), Verdict::NotMeasured);
         assert_eq!(of("vxlan-udp", ""), Verdict::Missed);
         assert_eq!(of("vxlan-packet", ""), Verdict::NotMeasured);
     }

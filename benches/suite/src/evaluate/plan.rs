@@ -30,9 +30,14 @@ const fn mode(name: &'static str, carrier: Carrier, link: Link, about: &'static 
 
 /// All modes.
 pub(super) static MODES: [Mode; 12] = [
-    mode("udp", Carrier::Verbs(Provider::Udp), BRIDGE, "UDP sockets, no rights"),
-    mode("packet", Carrier::Verbs(Provider::Packet), BRIDGE, "AF_PACKET, CAP_NET_RAW"),
-    mode("afxdp", Carrier::Verbs(Provider::Afxdp), BRIDGE, "AF_XDP, CAP_NET_ADMIN and CAP_BPF"),
+    mode("udp", Carrier::Verbs(Provider::Udp), BRIDGE, "UDP sockets, needs no rights"),
+    mode("packet", Carrier::Verbs(Provider::Packet), BRIDGE, "AF_PACKET, needs CAP_NET_RAW"),
+    mode(
+        "afxdp",
+        Carrier::Verbs(Provider::Afxdp),
+        BRIDGE,
+        "AF_XDP, needs CAP_NET_ADMIN and CAP_BPF",
+    ),
     mode(
         "packet-agent",
         Carrier::Verbs(Provider::Handed),
@@ -76,16 +81,21 @@ pub(super) enum Experiment {
     Size,
     Scale,
     Load,
+    Isolation,
+    Starvation,
 }
 
 impl Experiment {
-    pub(super) const ALL: [Self; 3] = [Self::Size, Self::Scale, Self::Load];
+    pub(super) const ALL: [Self; 5] =
+        [Self::Size, Self::Scale, Self::Load, Self::Isolation, Self::Starvation];
 
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Size => "size",
             Self::Scale => "scale",
             Self::Load => "load",
+            Self::Isolation => "isolation",
+            Self::Starvation => "starvation",
         }
     }
 
@@ -101,6 +111,14 @@ impl Experiment {
                  round trip of 64 B. Memory of processes is private; that of the kernel is all \
                  else that the machine lost while they started, which other programs can disturb."
             }
+            Self::Isolation => {
+                "A probe pair beside neighbours that send at full rate, as in scale: with 0 \
+                 neighbours it is alone."
+            }
+            Self::Starvation => {
+                "A pair and a probe beside programs that never sleep, with the ACK timeouts 14 and \
+                 18: connections that ended by error, and what the pair carried."
+            }
             Self::Load => {
                 "Latency against offered load, open loop: reads of 4 KiB at planned times, which \
                  latency counts from. Over TCP a process answers."
@@ -114,14 +132,21 @@ impl Experiment {
             Self::Size => "bytes",
             Self::Scale => "pairs",
             Self::Load => "% of its peak",
+            Self::Isolation => "neighbours",
+            Self::Starvation => "busy loops",
         }
+    }
+
+    /// Whether it runs pairs of containers.
+    pub(super) const fn is_paired(self) -> bool {
+        matches!(self, Self::Scale | Self::Isolation | Self::Starvation)
     }
 
     /// Whether it has this mode. Many processes that spin would measure the scheduler.
     pub(super) fn has(self, mode: &Mode) -> bool {
         match self {
             Self::Size => true,
-            Self::Scale => {
+            Self::Scale | Self::Isolation | Self::Starvation => {
                 mode.link == BRIDGE
                     && !mode.is_kernel()
                     && !matches!(mode.carrier, Carrier::Tcp { spin: true } | Carrier::Iperf3)
@@ -145,6 +170,9 @@ pub(super) struct Choice {
 /// The most pairs: their containers, and the probe's, are on one bridge.
 pub(super) const PAIRS_MAX: u64 = 100;
 
+/// The most neighbours of a probe.
+const NEIGHBOURS_MAX: u64 = 8;
+
 /// A part of a study: one experiment in one mode, at some points, once.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Cell {
@@ -162,6 +190,8 @@ pub(super) const fn seconds(experiment: Experiment, quick: bool) -> f64 {
         (Experiment::Size, false) => 0.08,
         (Experiment::Scale, true) => 0.6,
         (Experiment::Scale, false) => 2.0,
+        (Experiment::Isolation | Experiment::Starvation, true) => 0.4,
+        (Experiment::Isolation | Experiment::Starvation, false) => 1.0,
         (Experiment::Load, true) => 0.15,
         (Experiment::Load, false) => 0.5,
     }
@@ -200,9 +230,17 @@ impl Choice {
                 all.chunks(8).map(<[u64]>::to_vec).collect()
             }
             Experiment::Scale => {
-                let all: &[u64] = if self.quick { &[1, 8, 24] } else { &[1, 10, 25, 50, 100] };
+                let all: &[u64] = if self.quick { &[1, 16] } else { &[1, 10, 25, 50, 100] };
                 let all = if self.pairs.is_empty() { all } else { &self.pairs };
                 all.iter().map(|pairs| vec![*pairs]).collect()
+            }
+            Experiment::Isolation => {
+                let all: &[u64] = if self.quick { &[0, 1] } else { &[0, 1, 2, 4, 8] };
+                all.iter().map(|neighbours| vec![*neighbours]).collect()
+            }
+            Experiment::Starvation => {
+                let all: &[u64] = if self.quick { &[8] } else { &[0, 4, 8, 16, 32] };
+                all.iter().map(|loops| vec![*loops]).collect()
             }
             Experiment::Load => {
                 let all: &[u64] =
@@ -216,6 +254,7 @@ impl Choice {
     const fn rounds(&self, experiment: Experiment) -> u32 {
         match (self.quick, experiment) {
             (true, _) | (_, Experiment::Scale) => 1,
+            (_, Experiment::Starvation) => 2,
             _ => 3,
         }
     }
@@ -223,7 +262,12 @@ impl Choice {
     /// All cells, in order: modes that are to be compared follow each other, and the first round of
     /// everything comes before the second.
     pub(super) fn cells(&self) -> Vec<Cell> {
-        let experiments = Experiment::ALL.into_iter().filter(|one| wants(&self.only, one.name()));
+        let in_time = |one: &Experiment| {
+            // Programs beside busy loops take long to start.
+            !self.quick || *one != Experiment::Starvation || !self.only.is_empty()
+        };
+        let experiments = Experiment::ALL.into_iter().filter(in_time);
+        let experiments = experiments.filter(|one| wants(&self.only, one.name()));
         let experiments: Vec<Experiment> = experiments.collect();
         let rounds = experiments.iter().map(|one| self.rounds(*one)).max().unwrap_or(0);
         let mut cells = Vec::new();
@@ -248,7 +292,12 @@ impl Choice {
 /// The most pairs of containers that are measured at once.
 pub(super) fn pairs_max(cells: &[Cell]) -> u64 {
     let scales = cells.iter().filter(|cell| cell.experiment == Experiment::Scale);
-    scales.flat_map(|cell| cell.xs.iter().copied()).max().unwrap_or(0)
+    let scales = scales.flat_map(|cell| cell.xs.iter().copied()).max().unwrap_or(0);
+    scales.max(if cells.iter().any(|cell| cell.experiment.is_paired()) {
+        NEIGHBOURS_MAX
+    } else {
+        0
+    })
 }
 
 impl Cell {
@@ -260,6 +309,8 @@ impl Cell {
             (Experiment::Size, Carrier::Iperf3) => 2.3,
             (Experiment::Size, Carrier::Verbs(_)) => 0.5 + points * 4.0 * (each + 0.03),
             (Experiment::Size, Carrier::Tcp { .. }) => 0.3 + points * 2.0 * (each + 0.05),
+            (Experiment::Isolation, _) => each + 1.0,
+            (Experiment::Starvation, _) => 2.0 * (each + 1.5),
             (Experiment::Scale, _) => each + 1.0 + 0.15 * self.xs.iter().sum::<u64>() as f64,
             (Experiment::Load, _) => 0.5 + each * (points + 1.0),
         }
@@ -315,7 +366,10 @@ mod tests {
         assert_eq!(of("", "", &[]), Ok(()));
         assert_eq!(of("scale size", "udp kernel", &[1, 100]), Ok(()));
         let error = of("scael", "", &[]).unwrap_err();
-        assert!(error.contains("scael") && error.contains("size, scale, load"), "{error}");
+        assert!(
+            error.contains("scael") && error.contains("size, scale, load, isolation"),
+            "{error}"
+        );
         let error = of("", "tcp", &[]).unwrap_err();
         assert!(error.contains("\"tcp\"") && error.contains("tcp-blocking, iperf3"), "{error}");
         for pairs in [0, 101] {
@@ -339,7 +393,7 @@ mod tests {
         let choice = Choice { only: words("scale"), pairs: vec![3, 7], ..Choice::default() };
         let cells = choice.cells();
         assert!(cells.iter().all(|cell| cell.experiment == Experiment::Scale));
-        assert_eq!(pairs_max(&cells), 7);
+        assert_eq!(pairs_max(&cells), 8, "containers are there for all neighbours, too");
         assert!(cells.iter().all(|cell| cell.mode.name != "tcp-spin"), "they would all spin");
         let only_size = Choice { only: words("size"), ..Choice::default() };
         assert_eq!(pairs_max(&only_size.cells()), 0);

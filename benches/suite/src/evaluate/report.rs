@@ -8,9 +8,11 @@ use std::path::Path;
 
 use rocinante_cli::output::{Failure, Result, digits};
 
-use self::render::{Block, Link as Anchor, html, markdown};
+pub(super) use self::render::{Block, Link as Anchor};
+use self::render::{html, markdown};
 use super::judge::{self, Answer, QUESTIONS, Seen, title, unit, with_unit};
 use super::plan::{Experiment, MODES, Mode};
+use super::solutions;
 use super::store::ROWS;
 use super::study::Study;
 use crate::chart::{Chart, Line, X, bytes};
@@ -19,8 +21,8 @@ use crate::goal;
 const TITLE: &str = "A study of this machine";
 
 /// The plots: an experiment and a figure over its points, and the file.
-const PLOTS: [(Experiment, &str, &str); 11] = {
-    use Experiment::{Load, Scale, Size};
+const PLOTS: [(Experiment, &str, &str); 14] = {
+    use Experiment::{Isolation, Load, Scale, Size, Starvation};
     [
         (Size, "write_gbps", "Throughput of WRITEs, and of TCP's streams"),
         (Size, "send_gbps", "Throughput of SENDs"),
@@ -31,8 +33,11 @@ const PLOTS: [(Experiment, &str, &str); 11] = {
         (Scale, "slowest_gbps", "The slowest pair"),
         (Scale, "probe_p99_us", "A probe beside them: half a round trip, 99 %"),
         (Scale, "kernel_mib", "Memory of the kernel"),
+        (Scale, "start_ms", "From the first start until the last is connected"),
         (Load, "p50_us", "From the planned time to the answer, median"),
         (Load, "p99_us", "From the planned time to the answer, 99 %"),
+        (Isolation, "probe_p99_us", "A probe beside neighbours at full rate, 99 %"),
+        (Starvation, "sum_u18_gbps", "A pair beside busy loops, ACK timeout 18"),
     ]
 };
 
@@ -55,8 +60,11 @@ pub(super) fn summary(study: &Study) -> String {
     markdown(TITLE, &[which_to_use(seen), Block::Markdown(bars(seen))])
 }
 
+/// The name of a file, and its text.
+type File = (String, String);
+
 /// All blocks of the report, and its plots with their files.
-fn blocks(study: &Study) -> Result<(Vec<Block>, Vec<(String, String)>)> {
+fn blocks(study: &Study) -> Result<(Vec<Block>, Vec<File>)> {
     let seen = Seen(&study.store.rows);
     let session = &study.session;
     let mut blocks = vec![
@@ -70,6 +78,9 @@ fn blocks(study: &Study) -> Result<(Vec<Block>, Vec<(String, String)>)> {
         Block::Markdown(bars(seen)),
         Block::Heading("Modes", None),
         modes(seen),
+        Block::Heading("Solutions for containers", None),
+        Block::Text(solutions::THRESHOLDS.into()),
+        solutions::table(seen),
     ];
     let mut plots = Vec::new();
     for experiment in Experiment::ALL {
@@ -206,6 +217,8 @@ fn chart(
         Experiment::Size => X::Bytes,
         Experiment::Scale => X::Count("pairs of containers at once"),
         Experiment::Load => X::Percent("percent of the mode's own highest rate"),
+        Experiment::Isolation => X::Few("neighbours at full rate"),
+        Experiment::Starvation => X::Few("busy loops"),
     };
     let samples = match (counts.first(), counts.last()) {
         (Some(1), Some(1)) => "1 sample".to_owned(),
@@ -223,5 +236,6 @@ fn point(experiment: Experiment, x: u64) -> String {
         },
         Experiment::Scale => format!("{x} pairs"),
         Experiment::Load => format!("{x} %"),
+        Experiment::Isolation | Experiment::Starvation => x.to_string(),
     }
 }

@@ -1,10 +1,12 @@
 //! Measures the cells of a study.
 
 use std::collections::BTreeMap;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rocinante_baselines::{Kind, Raw, Task};
 use rocinante_cli::output::{Failure, Output, Result};
+use rocinante_lab::ChildGuard;
 
 use super::plan::{Carrier, Cell, Experiment, Mode, pairs_max, seconds};
 use super::progress::Progress;
@@ -12,7 +14,7 @@ use super::store::{Key, Load, Row, Session, Store};
 use crate::attempts::{Attempts, Subject};
 use crate::workers::{
     Carrier as Wire, Congestion, Device, Figure, Link, Loaded, Measure, Outcome, Pairing, Places,
-    Step, TcpMode, Together, Traffic, Work, depth, jain,
+    Rights, Step, TcpMode, Together, Traffic, Work, depth, jain,
 };
 
 /// The path MTU of the links, which are ours, and of the kernel's devices.
@@ -52,8 +54,8 @@ impl Study {
         Self { session, store, places, agent, attempts, until, skipped: 0 }
     }
 
-    /// Measures all cells that have rows to measure. Error: a row cannot be written, or there are no
-    /// namespaces.
+    /// Measures all cells that have rows to measure. Error: a row cannot be written, or there are
+    /// no namespaces.
     pub(super) fn measure(&mut self, out: Output) -> Result {
         let quick = self.session.choice.quick;
         let mut cells = self.session.choice.cells();
@@ -144,9 +146,14 @@ impl Study {
         let seconds = seconds(cell.experiment, self.session.choice.quick);
         match (cell.experiment, traffic) {
             (Experiment::Size, traffic) => sizes(places, cell, traffic, mtu, seconds),
-            (Experiment::Scale, Some(traffic)) => {
-                let scale = |&x| Ok((x, scale(places, &traffic, mtu, x, seconds)?));
+            (Experiment::Scale | Experiment::Isolation, Some(traffic)) => {
+                let pairs = Pairs { traffic, mtu, seconds, ack_timeout: ACK_TIMEOUT };
+                let scale = |&x| Ok((x, pairs.scale(places, x)?));
                 cell.xs.iter().map(scale).collect()
+            }
+            (Experiment::Starvation, Some(traffic)) => {
+                let starve = |&loops| Ok((loops, starve(places, &traffic, mtu, loops, seconds)?));
+                cell.xs.iter().map(starve).collect()
             }
             (Experiment::Load, Some(traffic)) => {
                 let (size, percents) = (ANSWER, cell.xs.clone());
@@ -168,7 +175,7 @@ impl Study {
             return failed("it needs --devices with --local and --remote");
         }
         let sleeps = matches!(mode.carrier, Carrier::Tcp { spin: false } | Carrier::Iperf3);
-        if self.session.machine.cpus < 2 && *experiment != Experiment::Scale && !sleeps {
+        if self.session.machine.cpus < 2 && !experiment.is_paired() && !sleeps {
             return failed("both sides spin, which needs two processors: this machine has one");
         }
         let Some(places) = &mut self.places else { return failed("no places") };
@@ -270,26 +277,62 @@ const fn figure_name(measure: Measure) -> Option<&'static str> {
     })
 }
 
-/// Many pairs at once.
-fn scale(
+/// Pairs of containers that work at once.
+struct Pairs {
+    traffic: Traffic,
+    mtu: u32,
+    seconds: f64,
+    ack_timeout: u8,
+}
+
+impl Pairs {
+    fn together(&self, places: &Places, pairs: u64) -> Result<Together> {
+        if !places.are_own() {
+            return Err(Failure::Failed("pairs need namespaces of our own".into()));
+        }
+        let work = |probes| {
+            let Self { seconds, ack_timeout, .. } = *self;
+            let pairing = Pairing { size: SHARED, seconds, ack_timeout, probes };
+            Work::Paired { traffic: self.traffic.clone(), mtu: self.mtu, pairing }
+        };
+        places.together(&work(false), &work(true), pairs as u32)
+    }
+
+    fn scale(&self, places: &Places, pairs: u64) -> Result<Figures> {
+        let together = self.together(places, pairs)?;
+        if together.pairs.is_empty() && together.probe.is_none() {
+            return Err(Failure::Failed(together.why.unwrap_or_default()));
+        }
+        Ok(scaled(&together, pairs, self.seconds))
+    }
+}
+
+/// A pair and a probe beside programs that never sleep, with a short and a long ACK timeout.
+fn starve(
     places: &Places,
     traffic: &Traffic,
     mtu: u32,
-    pairs: u64,
+    loops: u64,
     seconds: f64,
 ) -> Result<Figures> {
-    if !places.are_own() {
-        return Err(Failure::Failed("pairs need namespaces of our own".into()));
+    let busy = (0..loops).map(|_| {
+        let mut command = std::process::Command::new("/bin/sh");
+        ChildGuard::spawn(command.args(["-c", "while :; do :; done"]).stdin(Stdio::null()))
+    });
+    let _busy =
+        busy.collect::<Result<Vec<_>, _>>().map_err(|error| Failure::Failed(error.to_string()))?;
+    let mut figures = Figures::new();
+    for ack_timeout in [14, ACK_TIMEOUT] {
+        let pairs = Pairs { traffic: traffic.clone(), mtu, seconds, ack_timeout };
+        for (name, value) in pairs.scale(places, 1)? {
+            if ["sum_gbps", "errors", "probe_p99_us"].contains(&name.as_str()) {
+                let (name, unit) = name.rsplit_once('_').unwrap_or((&name, ""));
+                let end = if unit.is_empty() { String::new() } else { format!("_{unit}") };
+                figures.insert(format!("{name}_u{ack_timeout}{end}"), value);
+            }
+        }
     }
-    let work = |probes| {
-        let pairing = Pairing { size: SHARED, seconds, ack_timeout: ACK_TIMEOUT, probes };
-        Work::Paired { traffic: traffic.clone(), mtu, pairing }
-    };
-    let together = places.together(&work(false), &work(true), pairs as u32)?;
-    if together.pairs.is_empty() {
-        return Err(Failure::Failed(together.why.unwrap_or_default()));
-    }
-    Ok(scaled(&together, pairs, seconds))
+    Ok(figures)
 }
 
 fn scaled(together: &Together, pairs: u64, seconds: f64) -> Figures {
@@ -306,7 +349,16 @@ fn scaled(together: &Together, pairs: u64, seconds: f64) -> Figures {
         ("jain", jain(&shares)),
         ("errors", failed as f64 + f64::from(together.lost)),
         ("process_mib", mib(together.private)),
+        ("start_ms", together.started * 1e3),
     ];
+    if pairs == 0 {
+        // The probe is alone.
+        figures.retain(|(name, _)| *name == "errors");
+    }
+    if let Some(Rights { capabilities, uid, seccomp }) = together.rights {
+        let all = [("capabilities", capabilities), ("uid", uid), ("seccomp", seccomp)];
+        figures.extend(all.map(|(name, value)| (name, f64::from(value))));
+    }
     if sum > 0 {
         figures.push(("cpu_s_per_gb", together.busy / (sum as f64 / 1e9)));
     }

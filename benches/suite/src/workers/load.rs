@@ -377,8 +377,8 @@ mod tests {
         }
     }
 
-    /// A stall of a third of the time: as many requests were planned in it, though only `DEPTH` were
-    /// in flight.
+    /// A stall of a third of the time: as many requests were planned in it, though only `DEPTH`
+    /// were in flight.
     #[test]
     fn a_stall_is_seen_by_all_that_it_delayed() {
         let (stall, time) = (Duration::from_millis(100), Duration::from_millis(300));

@@ -74,6 +74,34 @@ pub(crate) struct Together {
     /// they started.
     pub(crate) private: u64,
     pub(crate) kernel: Option<u64>,
+    /// Seconds from the start of the first process until the last was connected.
+    pub(crate) started: f64,
+    /// Of the last process that leads, while it worked.
+    pub(crate) rights: Option<Rights>,
+}
+
+/// The rights that a process really had (`proc_pid_status(5)`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rights {
+    /// Number of its effective capabilities.
+    pub(crate) capabilities: u32,
+    pub(crate) uid: u32,
+    /// 0 is no filter of system calls, 1 the strict one, 2 a program.
+    pub(crate) seccomp: u32,
+}
+
+impl Rights {
+    fn of(pid: u32) -> Option<Self> {
+        Self::parse(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
+    }
+
+    fn parse(status: &str) -> Option<Self> {
+        let field = |name| status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim()));
+        let capabilities = u64::from_str_radix(field("CapEff:")?, 16).ok()?.count_ones();
+        // The effective one is the second.
+        let uid = field("Uid:")?.split_whitespace().nth(1)?.parse().ok()?;
+        Some(Self { capabilities, uid, seccomp: field("Seccomp:")?.parse().ok()? })
+    }
 }
 
 /// One process of a pair. The second one has no result.
@@ -171,7 +199,7 @@ impl Places {
     /// Runs this many pairs and the probe at once, over the plain link. Error: there are not enough
     /// namespaces, or a process cannot be started.
     pub(crate) fn together(&self, work: &Work, probe: &Work, pairs: u32) -> Result<Together> {
-        let before = available();
+        let (before, began) = (available(), Instant::now());
         let start = |number: u32, side| {
             let work = if number == pairs { probe } else { work };
             self.start(Link::Plain, work, side, number as usize)
@@ -187,6 +215,8 @@ impl Places {
         let connected = heard.iter_mut().map(|heard| next(heard, deadline));
         let connected: Vec<bool> =
             connected.map(|line| line.as_deref() == Some(CONNECTED)).collect();
+        out.started = began.elapsed().as_secs_f64();
+        out.rights = leading.last().and_then(|child| Rights::of(child.id()));
         out.private = leading.iter().chain(&answering).map(private).sum();
         let gone = before.zip(available()).and_then(|(before, now)| before.checked_sub(now));
         out.kernel = gone.and_then(|gone| gone.checked_sub(out.private));
@@ -266,6 +296,16 @@ fn field(path: &str, name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rights_are_those_of_the_process() {
+        let status = "Name:\tx\nUid:\t1000\t65534\t1000\t1000\nCapPrm:\tff\nCapEff:\t\
+                      0000000000003000\nSeccomp:\t2\nSeccomp_filters:\t1\n";
+        let rights = Rights { capabilities: 2, uid: 65534, seccomp: 2 };
+        assert_eq!(Rights::parse(status), Some(rights));
+        assert_eq!(Rights::parse("Name:\tx\n"), None);
+        assert!(Rights::of(std::process::id()).is_some());
+    }
 
     #[test]
     fn fields_of_proc_are_bytes() {

@@ -4,7 +4,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html as markup};
 
 /// A part of a report.
 #[derive(Debug, Clone)]
-pub(super) enum Block {
+pub(in super::super) enum Block {
     /// A heading, and the name by which links find it.
     Heading(&'static str, Option<&'static str>),
     Text(String),
@@ -24,14 +24,14 @@ pub(super) enum Block {
 
 /// The text of a cell, and the part of the report that it leads to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Link {
-    pub(super) text: String,
-    pub(super) to: Option<String>,
+pub(in super::super) struct Link {
+    pub(in super::super) text: String,
+    pub(in super::super) to: Option<String>,
 }
 
 impl Link {
     /// Text alone.
-    pub(super) fn none(text: &str) -> Self {
+    pub(in super::super) fn none(text: &str) -> Self {
         Self { text: text.to_owned(), to: None }
     }
 }

@@ -1,0 +1,263 @@
+//! Solutions for RDMA in containers, side by side: modes of this study by its rows, and others by
+//! published sources.
+
+use rocinante_cli::output::digits;
+
+use super::judge::{Seen, with_unit};
+use super::plan::Experiment;
+use super::report::{Anchor, Block};
+
+/// The properties. Cells of a solution are in this order.
+const PROPERTIES: [&str; 11] = [
+    "network isolation",
+    "controllability",
+    "resource use",
+    "throughput",
+    "latency",
+    "scalability limits",
+    "proprietary",
+    "maturity",
+    "ease",
+    "privileges",
+    "network pressure",
+];
+
+const UNKNOWN: &str = "unknown";
+
+/// The words of measured cells: the first whose bound a value keeps.
+///
+/// Isolation is a probe's 99th percentile beside the most neighbours at full rate, by that alone;
+/// fairness is Jain's index of the most pairs.
+const ISOLATION: [(f64, &str); 3] = [(1.5, "strong"), (4.0, "fair"), (f64::INFINITY, "weak")];
+const FAIRNESS: [(f64, &str); 3] = [(0.95, "even"), (0.8, "uneven"), (0.0, "unfair")];
+
+/// The same, for readers.
+pub(super) const THRESHOLDS: &str = "Words of measured cells: a probe's p99 beside the most \
+    neighbours at full rate, by that of the probe alone, is strong up to 1.5, fair up to 4, else \
+    weak. Jain's index of the most pairs is even from 0.95, uneven from 0.8, else unfair. \
+    Published figures are of other machines, with cards: they stand in no comparison with measured \
+    ones.";
+
+/// A solution that is not on this machine.
+struct Published {
+    name: &'static str,
+    source: &'static str,
+    cells: [&'static str; 11],
+}
+
+const THESIS: &str = "raw data of a thesis on RDMA for containers, ConnectX-5, 100 Gb/s";
+
+static PUBLISHED: [Published; 5] = [
+    Published {
+        name: "Shared HCA (macvlan)",
+        source: THESIS,
+        cells: [
+            "namespaces; addresses of the card's network",
+            "no netfilter, no shaping",
+            "no processor of the host; GID entries",
+            "11,682 to 11,687 MB/s",
+            "1.86 µs, WRITE of 64 B",
+            "below 150; 30 pairs measured",
+            "no, any card",
+            "maintained",
+            "unmodified programs",
+            "none special, but often IPC_LOCK",
+            UNKNOWN,
+        ],
+    },
+    Published {
+        name: "SR-IOV",
+        source: THESIS,
+        cells: [
+            "a virtual function each; addresses of the card's network",
+            "rate limits of functions; no netfilter",
+            "no processor of the host; functions and GID entries",
+            "11,034 to 11,038 MB/s",
+            "1.82 µs, WRITE of 64 B",
+            "below 150; 22 functions were stable",
+            "many cards",
+            "maintained",
+            "unmodified programs",
+            "in part",
+            UNKNOWN,
+        ],
+    },
+    Published {
+        name: "SR-IOV with ASAP²",
+        source: THESIS,
+        cells: [
+            "a virtual function each, addresses of its own",
+            "routes, shaping; netfilter in part",
+            "no processor of the host; functions",
+            "11,022 to 11,028 MB/s",
+            "2.28 µs, WRITE of 64 B",
+            "16 tested",
+            "one vendor",
+            "maintained",
+            "unmodified programs",
+            UNKNOWN,
+            UNKNOWN,
+        ],
+    },
+    Published {
+        name: "FreeFlow",
+        source: "the same thesis, ConnectX-3, 56 Gb/s; NSDI 2019; its repository",
+        cells: [
+            "a router on each host; addresses of its own",
+            "routes, shaping; no netfilter",
+            "one processor and more: 190 % at the client",
+            "6,023 MB/s",
+            "2.71 µs, WRITE of 64 B",
+            "hundreds, as it says",
+            "open source; one old card",
+            "code of 2018",
+            "a patched library, aligned regions",
+            "its instructions run `--privileged`",
+            UNKNOWN,
+        ],
+    },
+    Published {
+        name: "MasQ",
+        source: "SIGCOMM 2020, abstract; its authors' answers to questions",
+        cells: [
+            "addresses of its own",
+            "routes; no netfilter, no shaping",
+            "in part of the host",
+            "almost that of bare metal",
+            "almost that of bare metal",
+            "queue pairs of the card",
+            "not published",
+            "not maintained",
+            "unmodified programs",
+            UNKNOWN,
+            UNKNOWN,
+        ],
+    },
+];
+
+/// The modes that have a row.
+const MEASURED: [&str; 6] =
+    ["udp", "packet", "afxdp", "packet-agent", "afxdp-agent", "tcp-blocking"];
+
+/// The table of all solutions.
+pub(super) fn table(seen: Seen<'_>) -> Block {
+    let mut head = vec!["solution".to_owned(), "source".to_owned()];
+    head.extend(PROPERTIES.map(str::to_owned));
+    let measured = MEASURED.iter().map(|mode| {
+        let mut row = vec![Anchor::none(mode), Anchor::none("*measured* here")];
+        row.extend(cells(seen, mode));
+        row
+    });
+    let published = PUBLISHED.iter().map(|one| {
+        let source = format!("*published*: {}", one.source);
+        let mut row = vec![Anchor::none(one.name), Anchor::none(&source)];
+        row.extend(one.cells.map(Anchor::none));
+        row
+    });
+    Block::Table { id: Some("solutions".into()), head, rows: measured.chain(published).collect() }
+}
+
+/// The cells of a mode. Those that rows have lead to them.
+fn cells(seen: Seen<'_>, mode: &str) -> Vec<Anchor> {
+    use Experiment::{Isolation, Scale, Size};
+    let value = |experiment, x, figure| {
+        let (spread, _) = seen.spread(experiment, mode, x, figure)?;
+        Some(spread.median)
+    };
+    let last = |experiment| seen.points(experiment, mode).pop();
+    let isolation = || {
+        let most = last(Isolation).filter(|most| *most > 0)?;
+        let p99 = |x| value(Isolation, x, "probe_p99_us");
+        let times = p99(most)? / p99(0).filter(|alone| *alone > 0.0)?;
+        let word = ISOLATION.iter().find(|(bound, _)| times <= *bound)?.1;
+        Some(format!("{word}: a probe's p99 × {}", digits(times)))
+    };
+    let resources = || {
+        let cpu = value(Scale, 1, "cpu_s_per_gb")?;
+        let memory = value(Scale, 1, "process_mib")?;
+        Some(format!("{}, {}", with_unit(cpu, "cpu_s_per_gb"), with_unit(memory, "process_mib")))
+    };
+    let size = |x, figure| Some(with_unit(value(Size, x, figure)?, figure));
+    let scale = || {
+        let most = last(Scale)?;
+        let (jain, errors) = (value(Scale, most, "jain")?, value(Scale, most, "errors")?);
+        let word = FAIRNESS.iter().find(|(bound, _)| jain >= *bound)?.1;
+        Some(format!("{most} pairs: {word}, {errors} errors"))
+    };
+    let rights = || {
+        let [caps, uid, seccomp] =
+            ["capabilities", "uid", "seccomp"].map(|figure| value(Scale, 1, figure));
+        let filter = if seccomp? > 0.0 { "filtered" } else { "not filtered" };
+        Some(format!("{} capabilities as uid {}, {filter}", caps?, uid?))
+    };
+    let ours = mode != "tcp-blocking";
+    let run = if ours { "unmodified programs, by `rocinante run`" } else { "no RDMA" };
+    let link = |experiment: Experiment, text: Option<String>| match text {
+        Some(text) => Anchor { text, to: Some(format!("rows-{}", experiment.name())) },
+        None => Anchor::none("not measured"),
+    };
+    vec![
+        link(Isolation, isolation()),
+        Anchor::none("netfilter, tc: `rocinante policy-check`"),
+        link(Scale, resources()),
+        link(Size, size(1 << 20, "write_gbps")),
+        link(Size, size(64, "p50_us")),
+        link(Scale, scale()),
+        Anchor::none("no, no card"),
+        Anchor::none(if ours {
+            concat!("version ", env!("CARGO_PKG_VERSION"))
+        } else {
+            "the kernel's"
+        }),
+        Anchor::none(run),
+        link(Scale, rights()),
+        Anchor::none(UNKNOWN),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::judge::tests::row;
+    use super::*;
+
+    fn rows_of(block: Block) -> Vec<Vec<Anchor>> {
+        let Block::Table { rows, .. } = block else { panic!("a table") };
+        rows
+    }
+
+    #[test]
+    fn every_solution_has_a_cell_for_each_property() {
+        let Block::Table { head, rows, .. } = table(Seen(&[])) else { panic!("a table") };
+        assert!(rows.iter().all(|row| row.len() == head.len()));
+        for row in &rows {
+            let published = row[1].text.starts_with("*published*: ");
+            assert!(published != (row[1].text == "*measured* here"), "{row:?}");
+            assert!(row.iter().all(|cell| cell.to.is_none()), "no rows to lead to: {row:?}");
+        }
+    }
+
+    #[test]
+    fn measured_cells_follow_the_thresholds_and_lead_to_their_rows() {
+        let probe = |x, p99| row("isolation", "udp", x, &[("probe_p99_us", p99)]);
+        let scale = |x, jain, errors| {
+            let figures =
+                [("jain", jain), ("errors", errors), ("cpu_s_per_gb", 0.5), ("process_mib", 9.0)];
+            row("scale", "udp", x, &figures)
+        };
+        let cells = |p99, jain| {
+            let rows = [probe(0, 10.0), probe(4, p99), scale(1, 1.0, 0.0), scale(100, jain, 2.0)];
+            let rows = rows_of(table(Seen(&rows)));
+            let row = rows.into_iter().find(|row| row[0].text == "udp").unwrap();
+            assert_eq!(row[2].to.as_deref(), Some("rows-isolation"));
+            assert_eq!(row[7].to.as_deref(), Some("rows-scale"));
+            (row[2].text.clone(), row[7].text.clone())
+        };
+        for (p99, jain, isolation, fairness) in [
+            (15.0, 0.95, "strong: a probe's p99 × 1.50", "100 pairs: even, 2 errors"),
+            (16.0, 0.94, "fair: a probe's p99 × 1.60", "100 pairs: uneven, 2 errors"),
+            (41.0, 0.79, "weak: a probe's p99 × 4.10", "100 pairs: unfair, 2 errors"),
+        ] {
+            assert_eq!(cells(p99, jain), (isolation.to_owned(), fairness.to_owned()));
+        }
+    }
+}
