@@ -117,7 +117,7 @@ struct Room {
 }
 
 impl Guards {
-    /// Starts `program` as the guardian, and listens to as many programs of a share as `limits` say.
+    /// Starts `program` as the guardian; `limits` say how many programs of a share are listened to.
     pub(crate) fn new(
         program: PathBuf,
         limits: Limits,

@@ -584,8 +584,8 @@ mod tests {
         assert_eq!(world.all(3, &request(1)).0.len(), 2);
     }
 
-    /// Ends of two network namespaces that are cut off, of the first one two: the kernel has no such
-    /// links, nor has it programs there.
+    /// Two ends of a network namespace that is cut off, and one of another. The kernel has no such
+    /// links, nor programs there.
     #[test]
     fn a_number_is_cut_off_no_more_when_the_last_end_of_its_namespace_goes() {
         let world = World::new("cut-off", &Config::default());

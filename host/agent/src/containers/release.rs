@@ -11,9 +11,9 @@ use crate::links::is_gone;
 use crate::log::Listed;
 
 impl Containers {
-    /// Releases the container that an operator means, or all; none if several are meant. A container
-    /// with ports, or with a request under way, only with `force`. It goes with all its hosts' ends:
-    /// a port sends by each of them.
+    /// Releases the container that an operator means, or all; none if several are meant. One with
+    /// ports, or with a request under way, goes only with `force`. It goes with all its hosts'
+    /// ends: a port sends by each of them.
     pub(crate) fn release(&self, name: Option<&str>, force: bool, each: &mut dyn FnMut(Reply)) {
         let inner = self.lock();
         let meant = name.map(|name| inner.meant(name));
