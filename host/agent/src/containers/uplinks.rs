@@ -39,6 +39,8 @@ impl Containers {
         let links = inner.namespaces.links(None).unwrap_or_default();
         // Nothing of containers waits for the questions to the kernel.
         drop(inner);
+        // A later link may have the index of one that has gone.
+        uplinks.set.retain(|index, _| links.iter().any(|link| link.index == *index));
         let mut faults = BTreeMap::new();
         for uplink in &config.uplinks {
             let fault = match links.iter().find(|link| link.name == uplink.interface) {

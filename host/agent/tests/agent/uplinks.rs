@@ -176,3 +176,24 @@ fn nothing_of_shares_stays_and_what_others_have_is_left_alone() {
     let left = || rocinante_netdev::for_agent::bpf::Program::at_egress(index).map(|it| it.len());
     assert_eq!(host.lab.host().run(left).expect("entered").expect("listed"), 0);
 }
+
+/// It keeps its index when it goes and comes back, and nothing of what was there.
+#[test]
+fn an_uplink_that_was_away_is_shared_again() {
+    let mut host = host_or_skip!("uplinks::an_uplink_that_was_away", 2);
+    let (far, _) = far(&host);
+    host.configure(UPLINK);
+    host.configure(CLASSES);
+    host.start();
+    introduce(&host, 0..2);
+    let (before, index) = (classes(&host).len(), host.index("up0"));
+    assert_eq!(before, 4);
+    let fault = || host.status()["agent"]["uplinks"][0]["fault"].as_str().map(str::to_owned);
+    assert_eq!(fault(), None);
+    host.lab.host().ip(&["link", "set", "up0", "netns", &far.path()]).expect("moved");
+    eventually("it is away", || fault().is_some_and(|it| it.contains("no such interface")));
+    far.ip(&["link", "set", "up0", "netns", &host.lab.host().path()]).expect("moved");
+    eventually("it is there", || fault().is_none());
+    assert_eq!(host.index("up0"), index);
+    assert_eq!(classes(&host).len(), before);
+}
