@@ -193,8 +193,8 @@ fn nothing_stays_of_an_introduction_that_fails() {
     assert_eq!(ifbs(&host).len(), 2);
 }
 
-/// What is at the end of one interface keeps the container from being served: its other one, which
-/// was guarded first, is as before, too.
+/// Another discipline at the end of one interface keeps the container from being served. Its other
+/// interface, which was guarded first, is as before, too.
 #[test]
 fn nothing_stays_at_the_other_ends_of_an_introduction_that_fails() {
     let mut host = host_or_skip!("own::nothing_stays_at_the_other_ends", 2);
