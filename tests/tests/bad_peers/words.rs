@@ -17,9 +17,8 @@ struct Script {
     command: &'static str,
     /// For each message that the victim needs: the phase that its error names.
     phases: &'static [&'static str],
-    /// The first of these messages. Before it, a server waits for another client.
-    first: usize,
-    /// The messages to replace by garbage. Messages that may have any content are left out.
+    /// The messages to replace by garbage. Messages that may have any content are left out. Before
+    /// the first one, a server waits for another client.
     noise: &'static [usize],
 }
 
@@ -28,49 +27,37 @@ const ENDS: &str = "exchange of endpoints: ";
 const READY: &str = "meeting at \"ready\": ";
 
 static SCRIPTS: [Script; 6] = [
-    Script {
-        victim: Victim::Client,
-        command: "pingpong -n 20 -s 100",
-        phases: &[FIRST, ENDS, READY, ""],
-        first: 0,
-        noise: &[0, 1, 2, 3],
-    },
-    Script {
-        victim: Victim::Server,
-        command: "pingpong -e -n 20 -s 100",
-        phases: &["", ENDS, READY, ""],
-        first: 1,
-        noise: &[1, 2, 3],
-    },
-    Script {
-        victim: Victim::Client,
-        command: "perf write-bw -q 2 -n 20 -s 5000",
-        phases: &[FIRST, ENDS, READY, ""],
-        first: 0,
-        noise: &[0, 1, 2, 3],
-    },
-    Script {
-        victim: Victim::Server,
-        command: "perf write-bw -q 2 -n 20 -s 5000",
-        phases: &["", ENDS, READY, "meeting at \"finished\": "],
-        first: 1,
-        noise: &[1, 2, 3],
-    },
-    Script {
-        victim: Victim::Client,
-        command: "perf send-lat -n 20",
-        phases: &[FIRST, ENDS, READY, "", "", ""],
-        first: 0,
-        noise: &[0, 1, 2],
-    },
-    Script {
-        victim: Victim::Server,
-        command: "perf send-bw -b -n 20 -s 5000",
-        phases: &["", ENDS, READY, "", "telling results: "],
-        first: 1,
-        noise: &[1, 2, 3, 4],
-    },
+    script(Victim::Client, "pingpong -n 20 -s 100", &[FIRST, ENDS, READY, ""], &[0, 1, 2, 3]),
+    script(Victim::Server, "pingpong -e -n 20 -s 100", &["", ENDS, READY, ""], &[1, 2, 3]),
+    script(
+        Victim::Client,
+        "perf write-bw -q 2 -n 20 -s 5000",
+        &[FIRST, ENDS, READY, ""],
+        &[0, 1, 2, 3],
+    ),
+    script(
+        Victim::Server,
+        "perf write-bw -q 2 -n 20 -s 5000",
+        &["", ENDS, READY, "meeting at \"finished\": "],
+        &[1, 2, 3],
+    ),
+    script(Victim::Client, "perf send-lat -n 20", &[FIRST, ENDS, READY, "", "", ""], &[0, 1, 2]),
+    script(
+        Victim::Server,
+        "perf send-bw -b -n 20 -s 5000",
+        &["", ENDS, READY, "", "telling results: "],
+        &[1, 2, 3, 4],
+    ),
 ];
+
+const fn script(
+    victim: Victim,
+    command: &'static str,
+    phases: &'static [&'static str],
+    noise: &'static [usize],
+) -> Script {
+    Script { victim, command, phases, noise }
+}
 
 impl Script {
     fn case(&self, at: usize, fault: Fault, word: &'static str, within: Duration) -> Case {
@@ -79,7 +66,7 @@ impl Script {
     }
 
     fn all(&self) -> impl Iterator<Item = usize> {
-        self.first..self.phases.len()
+        self.noise[0]..self.phases.len()
     }
 }
 
