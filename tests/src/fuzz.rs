@@ -107,19 +107,18 @@ impl<'a> Input<'a> {
 
 /// Pseudo-random numbers; the same seed gives the same numbers.
 #[derive(Debug)]
-pub struct Random(u64);
+pub struct Random(fastrand::Rng);
 
 impl Random {
     /// The numbers of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+        Self(fastrand::Rng::with_seed(seed))
     }
 
     /// The next number, less than `below`.
     pub fn below(&mut self, below: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (self.0 >> 33) as usize % below.max(1)
+        self.0.usize(..below.max(1))
     }
 
     /// A mutated copy of one of `from`: changed bits and bytes, cuts, repeats, and parts of other

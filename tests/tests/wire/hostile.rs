@@ -186,14 +186,8 @@ fn no_single_wrong_bit_passes_for_another_identification() {
 #[test]
 fn damage_passes_for_an_identification_as_rarely_as_chance_has_it() {
     const TRIALS: u32 = 200_000;
-    let mut state = 0x1234_5678_9abc_def0u64;
-    let mut next = || {
-        // xorshift64
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
+    let mut random = fastrand::Rng::with_seed(0);
+    let mut next = || random.u64(..);
     let (truth, guess) = (flow(3, DF), flow(0, DF));
     let mut solver = Solver::default();
     let (mut low_id, mut known_flags, mut accepted) = (0, 0, 0);
