@@ -153,7 +153,7 @@ mod tests {
             needs(&["tc"]).and_then(|()| Pair::new())
         );
         pair.a.sh("tc qdisc add dev v0 clsact
-                   tc qdisc add dev v0 root tbf rate 100mbit burst 32kb latency 50ms");
+                   tc qdisc add dev v0 root tbf rate 100kbit burst 2kb limit 20kb");
         pair.a.run(|| {
             let v0 = Interface::by_name("v0").expect("v0").index;
             let kinds: Vec<String> = Rtnl::open()
@@ -163,7 +163,7 @@ mod tests {
                 .map(|q| q.kind)
                 .collect();
             assert!(kinds.contains(&"clsact".into()) && kinds.contains(&"tbf".into()), "{kinds:?}");
-            // More than its burst at once: some of it waits, and more has no room.
+            // More than its burst at once: some of it waits for a second, and more has no room.
             let socket = std::net::UdpSocket::bind("10.9.0.1:0").expect("a socket");
             (0..200).for_each(|_| drop(socket.send_to(&[0; 1400], "10.9.0.2:9")));
             let queued = queues().expect("queues")[&v0];
