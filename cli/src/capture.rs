@@ -121,7 +121,7 @@ fn capture(args: &Args, out: Output) -> Result {
             break;
         }
         if taken < BURST {
-            // Those who send would wake it for each frame.
+            // Each frame of a sender would wake it.
             std::thread::sleep(PAUSE);
         }
         if taken == 0 {

@@ -75,7 +75,7 @@ impl Mode {
     }
 }
 
-/// What is measured over one quantity, `x`.
+/// Measurements over one quantity, `x`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Experiment {
     Size,

@@ -117,7 +117,7 @@ fn about(study: &Study) -> String {
     )
 }
 
-/// The page for readers who have no time.
+/// The page for readers in a hurry.
 fn which_to_use(seen: Seen<'_>) -> Block {
     let head = ["need", "use", "", "TCP", "measured as"].map(str::to_owned).to_vec();
     let row = |question: &judge::Question| {

@@ -210,7 +210,7 @@ fn sizes(
     mtu: u32,
     seconds: f64,
 ) -> Result<Vec<(u64, Figures)>> {
-    // From the largest on: what is posted for large SENDs takes small ones, too.
+    // From the largest on: receives for large SENDs take small ones, too.
     let mut xs = cell.xs.clone();
     xs.sort_unstable_by(|a, b| b.cmp(a));
     let steps = |measures: &[Measure]| -> Vec<Step> {
