@@ -62,7 +62,8 @@ impl Containers {
     }
 
     /// Has a host's end as it was before an introduction that failed: with the earlier word, or
-    /// forgotten, unless one of the container's ends has a port, which sends by all of them.
+    /// forgotten. While one of the container's ends has a port, which sends by all of them, only
+    /// the word is forgotten.
     pub(super) fn take_back(&self, end: u32, word: Option<Word>, ends: &Words) {
         let turn = self.turn_of(end);
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,6 +86,13 @@ impl Containers {
             if let Reply::Kept { name, reason } = self.detach(end, name) {
                 tracing::warn!(container = name, "{reason}");
             }
+        } else {
+            // A program asked meanwhile. Addresses that are fixed stay so.
+            container.introduced = None;
+            inner.follow(end);
+            self.write(&inner);
+            drop(inner);
+            let _ = self.shape(end);
         }
     }
 

@@ -239,11 +239,12 @@ mod tests {
     use rocinante_netdev::handed::Answer;
 
     use super::*;
+    use crate::called::Called;
     use crate::config::Config;
     use crate::containers::subject;
     use crate::limits::{Limits, Share};
     use crate::pages::Pages;
-    use crate::state::StateFile;
+    use crate::state::{Introduced, StateFile};
 
     /// An agent with containers at the ends 3 and 4.
     struct World {
@@ -582,6 +583,33 @@ mod tests {
         assert_eq!((refused.code, world.held()[0]), (Code::Interface, Default::default()));
         world.comes(3);
         assert_eq!(world.all(3, &request(1)).0.len(), 2);
+    }
+
+    /// Of an introduction that failed nothing stays, also where a program asked meanwhile.
+    #[test]
+    fn a_refused_word_goes_while_a_port_stays() {
+        let world = World::new("refused", &Config::default());
+        let ends = [2_000_000_001, 2_000_000_002];
+        let introduced = || {
+            let inner = world.containers.lock();
+            ends.map(|end| inner.containers.get(&end).map(|it| it.introduced.is_some()))
+        };
+        for end in ends {
+            world.comes(end);
+            let mut inner = world.containers.lock();
+            let container = inner.containers.get_mut(&end).expect("it came");
+            let called = Called { id: "c0ffee".into(), engine: "test".into() };
+            let given = crate::state::Fixed::from(&Sources::default());
+            let word = Introduced { called, class: None, rates: None, given };
+            container.introduced = Some(word);
+        }
+        let room = world.reserve(ends[0], &request(1)).expect("room");
+        let words = [(ends[0], None)].into();
+        world.containers.take_back(ends[0], None, &words);
+        assert_eq!(introduced(), [Some(false), Some(true)]);
+        drop(room);
+        world.containers.take_back(ends[0], None, &words);
+        assert_eq!(introduced(), [None, Some(true)]);
     }
 
     /// Two ends of a network namespace that is cut off, and one of another. The kernel has no such
