@@ -14,6 +14,8 @@ use crate::links::{WayOut, way_out};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum HeardOf {
     HostEnd(u32),
+    /// A link of the own namespace that has gone, and may be back.
+    Gone(u32),
     /// The interface of one, in its namespace.
     Elsewhere(NsId, u32),
     Anything,
@@ -22,7 +24,8 @@ pub(crate) enum HeardOf {
 impl From<Heard> for HeardOf {
     fn from(heard: Heard) -> Self {
         match heard {
-            Heard::Link(index) | Heard::LinkGone(index) => Self::HostEnd(index),
+            Heard::Link(index) => Self::HostEnd(index),
+            Heard::LinkGone(index) => Self::Gone(index),
             Heard::Elsewhere(namespace, index) => Self::Elsewhere(namespace, index),
             Heard::Anything => Self::Anything,
         }
@@ -40,6 +43,7 @@ impl Containers {
             let (namespace, interface) = container.peer;
             let concerns = heard.contains(&HeardOf::Anything)
                 || heard.contains(&HeardOf::HostEnd(index))
+                || heard.contains(&HeardOf::Gone(index))
                 || heard.contains(&HeardOf::Elsewhere(namespace, interface));
             if concerns && !inner.follow(index) {
                 lost.push(index);
@@ -66,6 +70,7 @@ impl Containers {
         lost.iter().for_each(|(end, container)| container.clear_gone(*end));
         drop(lost);
         self.shape_each(&misshaped);
+        self.forget_uplinks(heard);
         self.share_uplinks(false);
     }
 

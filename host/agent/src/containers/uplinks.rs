@@ -1,10 +1,10 @@
 //! The uplinks that containers share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::PoisonError;
 
-use super::Containers;
+use super::{Containers, HeardOf};
 use crate::control::{ClassStatus, UplinkStatus};
 use crate::host::{Portion, Shaper};
 use crate::rate::Rate;
@@ -19,6 +19,15 @@ pub(super) struct Uplinks {
 }
 
 impl Containers {
+    /// Forgets the shares of links that have gone: a later one may have the index, or the same one
+    /// may be back without them.
+    pub(super) fn forget_uplinks(&self, heard: &BTreeSet<HeardOf>) {
+        let mut uplinks = self.uplinks.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_gone =
+            |of| heard.contains(&HeardOf::Gone(of)) || heard.contains(&HeardOf::Anything);
+        uplinks.set.retain(|index, _| !has_gone(*index));
+    }
+
     /// Has containers share the uplinks of the configuration, by their classes. With `again` it
     /// also takes the parts of ours off other links.
     pub(super) fn share_uplinks(&self, again: bool) {
@@ -36,11 +45,16 @@ impl Containers {
             Some(Portion { end: *end, rate, ceil, addresses })
         });
         let portions: Vec<Portion> = portions.collect();
-        let links = inner.namespaces.links(None).unwrap_or_default();
+        let links = inner.namespaces.links(None);
         // Nothing of containers waits for the questions to the kernel.
         drop(inner);
-        // A later link may have the index of one that has gone.
-        uplinks.set.retain(|index, _| links.iter().any(|link| link.index == *index));
+        let links = match links {
+            Ok(links) => links,
+            Err(error) => {
+                tracing::warn!("uplinks stay as they are: the links cannot be read: {error}");
+                return;
+            }
+        };
         let mut faults = BTreeMap::new();
         for uplink in &config.uplinks {
             let fault = match links.iter().find(|link| link.name == uplink.interface) {

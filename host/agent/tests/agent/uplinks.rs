@@ -5,6 +5,7 @@ use std::net::{IpAddr, TcpListener};
 
 use rocinante_agent::control;
 use rocinante_lab::Netns;
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::asker::eventually;
@@ -196,4 +197,11 @@ fn an_uplink_that_was_away_is_shared_again() {
     eventually("it is there", || fault().is_none());
     assert_eq!(host.index("up0"), index);
     assert_eq!(classes(&host).len(), before);
+    // It is back when the agent looks.
+    host.signal(Signal::STOP);
+    host.lab.host().ip(&["link", "set", "up0", "netns", &far.path()]).expect("moved");
+    far.ip(&["link", "set", "up0", "netns", &host.lab.host().path()]).expect("moved");
+    assert_eq!((host.index("up0"), classes(&host).len()), (index, 0));
+    host.signal(Signal::CONT);
+    eventually("it is shared", || classes(&host).len() == before);
 }
