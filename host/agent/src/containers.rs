@@ -455,11 +455,8 @@ impl Inner {
             // permitted before stay, and no others.
             return true;
         };
-        let allowed = match self.cut_off.contains_key(&container.namespace) {
-            true => &Sources { mac: sources.mac, ..Sources::default() },
-            false => &sources,
-        };
-        match SourceFilter::attach(index, allowed) {
+        let allowed = allowed(&self.cut_off, container.namespace, &sources);
+        match SourceFilter::attach(index, &allowed) {
             Ok((_, how)) => {
                 tell_mended(how, &container.name);
                 if sources != container.sources {
@@ -494,6 +491,14 @@ impl From<&Sources> for Fixed {
 fn narrowed(fixed: &Sources, now: &Sources) -> Sources {
     let addresses = fixed.addresses.intersection(&now.addresses).copied().collect();
     Sources { mac: fixed.mac, addresses }
+}
+
+/// The source addresses that leave a network namespace: none of one that is cut off.
+fn allowed(cut_off: &BTreeMap<u64, Instant>, namespace: u64, sources: &Sources) -> Sources {
+    match cut_off.contains_key(&namespace) {
+        true => Sources { mac: sources.mac, ..Sources::default() },
+        false => sources.clone(),
+    }
 }
 
 /// The difference of counters, which are at zero again in a new program.
