@@ -27,7 +27,7 @@ impl Containers {
         let reason = match (name, all.len()) {
             (Some(name), 0) => Some(format!("no container is called {name:?}")),
             (Some(name), 2..) => {
-                Some(format!("{name:?} may be each of {:?}", Listed(all.values())))
+                Some(format!("{name:?} means several containers: {:?}", Listed(all.values())))
             }
             _ => None,
         };

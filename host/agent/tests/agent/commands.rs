@@ -141,7 +141,10 @@ fn no_container_is_released_by_the_name_of_another() {
     let guarded = |host: &Host| [0, 1, 2, 3].map(|container| host.filter(container).is_some());
     for name in ["c0ff", "c0ffe"] {
         let (is_good, said) = host.operator(&["release", name, "--force"]);
-        assert!(!is_good && said.contains(&format!("{name:?} may be each of [")), "{said}");
+        assert!(
+            !is_good && said.contains(&format!("{name:?} means several containers: [")),
+            "{said}"
+        );
         let named = ["veth0 (test c0ffee)", "veth1 (test c0ffee1)", "veth2 (test c0ffee12)"];
         assert!(named.iter().all(|named| said.contains(named)), "{said}");
         assert!(!said.contains("veth3"), "{said}");
