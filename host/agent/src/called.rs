@@ -2,7 +2,8 @@
 //! that in the control group where the engine put the process that asks.
 //!
 //! Programs with a right of their own make control groups with any name, so a name decides no
-//! right.
+//! right. It decides only which processes in a namespace of their own are searched for the ports of
+//! a container ([`holders`](crate::holders)).
 
 use std::fmt;
 use std::fs::File;

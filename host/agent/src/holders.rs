@@ -35,6 +35,20 @@ pub(crate) struct Sought {
     pub(crate) others: BTreeMap<u64, Option<Called>>,
 }
 
+impl Sought {
+    /// The sockets of a port of a container, which is one of `all`: each by its network namespace
+    /// and its name.
+    pub(crate) fn of<'a>(
+        sockets: BTreeSet<u64>,
+        (namespace, called): (u64, &Option<Called>),
+        all: impl Iterator<Item = (u64, &'a Option<Called>)>,
+    ) -> Self {
+        let others = all.filter(|(other, _)| *other != namespace);
+        let others = others.map(|(other, called)| (other, called.clone())).collect();
+        Self { sockets, namespace, called: called.clone(), others }
+    }
+}
+
 /// A process with one of the sockets.
 #[derive(Debug)]
 pub(crate) struct Holder {
@@ -57,8 +71,11 @@ pub(crate) fn inode(socket: impl AsFd) -> io::Result<u64> {
 }
 
 /// A living process that has one of the sockets: in the network namespace of the container, or in
-/// one that a program without rights over the host has made and that has no host's end. A process
-/// there whose control group is that of another container is passed over.
+/// one that a program without rights over the host has made and that has no host's end.
+///
+/// There a name by the control group decides. A thread with that of another container is passed
+/// over. One without that of this container holds only sockets that are found, in bounded time:
+/// no program makes the ports of another container count.
 pub(crate) fn find(sought: &Sought, own: &Own, ends: &Ends) -> Option<Holder> {
     let mount = sockets_mount().ok()?;
     let look = |thread: &Thread| thread.holder(&sought.sockets, mount);
@@ -78,16 +95,24 @@ pub(crate) fn find(sought: &Sought, own: &Own, ends: &Ends) -> Option<Holder> {
     strangers.retain(|_, threads| {
         let open = |thread: &Thread| Namespace::open(thread.path("ns/net").into()).ok();
         let Some(namespace) = threads.iter().find_map(open) else { return false };
-        if namespace.is_of_host(own) {
-            return false;
-        }
         let has_end = ends.end_of(&namespace).is_some();
         anothers.extend(threads.first().filter(|_| has_end).and_then(called));
-        !has_end
+        !has_end && !namespace.is_of_host(own)
     });
     anothers.retain(|called| Some(called) != sought.called.as_ref());
-    let may_be_its = |it: &&Thread| called(it).is_none_or(|called| !anothers.contains(&called));
-    strangers.values().flatten().filter(may_be_its).find_map(look)
+    let (mut alike, mut unlike) = (Vec::new(), Vec::new());
+    for thread in strangers.into_values().flatten() {
+        match called(&thread) {
+            called if called == sought.called => alike.push(thread),
+            Some(called) if anothers.contains(&called) => {}
+            _ => unlike.push(thread),
+        }
+    }
+    alike.iter().find_map(look).or_else(|| {
+        let begun = Instant::now();
+        let in_time = unlike.iter().take_while(|_| begun.elapsed() < LOOK_MAX);
+        in_time.filter_map(look).find(|holder| !holder.sockets.is_empty())
+    })
 }
 
 impl Holder {

@@ -96,10 +96,9 @@ pub(crate) fn release(
 fn has_port(of: &Known, all: &[Known], own: &Own, ends: &Ends) -> bool {
     of.ports.iter().any(|port| {
         let sockets = port.sockets.iter().copied().collect();
-        let others = all.iter().filter(|it| it.namespace != of.namespace);
-        let others = others.map(|it| (it.namespace, it.called.clone())).collect();
-        let (namespace, called) = (of.namespace, of.called.clone());
-        holders::find(&Sought { sockets, namespace, called, others }, own, ends).is_some()
+        let all = all.iter().map(|it| (it.namespace, &it.called));
+        let sought = Sought::of(sockets, (of.namespace, &of.called), all);
+        holders::find(&sought, own, ends).is_some()
     })
 }
 

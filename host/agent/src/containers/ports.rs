@@ -170,10 +170,8 @@ impl Containers {
         let inner = self.lock();
         let container = inner.containers.get(&id.host_end)?;
         let sockets = container.ports.get(&id.number)?.sockets.clone();
-        let &Container { namespace, ref called, .. } = container;
-        let others = inner.containers.values().filter(|it| it.namespace != namespace);
-        let others = others.map(|it| (it.namespace, it.called.clone())).collect();
-        Some(Sought { sockets, namespace, called: called.clone(), others })
+        let all = inner.containers.values().map(|it| (it.namespace, &it.called));
+        Some(Sought::of(sockets, (container.namespace, &container.called), all))
     }
 
     /// Lets ports go that no process has any more. The kernel takes its time with the last

@@ -13,7 +13,7 @@ use rocinante_lab::{ChildGuard, Netns};
 use rocinante_netdev::handed::{Agent, Answer, Code, Request, receive_answer, send_request};
 use rocinante_netdev::handed::{guard, page};
 use rocinante_netdev::{AnyPort, Backend, Interface, PortConfig, Shards, auto};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix,
@@ -301,6 +301,22 @@ pub(crate) fn run() {
                 let copy = |_| stdin.as_fd().try_clone_to_owned().ok();
                 places.extend((0..count).map_while(copy));
                 places.len().to_string()
+            }
+            (Some("obstruct"), Some(count)) => {
+                // Each descriptor's text has a line for each file.
+                let count: usize = count.parse().expect("a number");
+                let limit = rustix::process::getrlimit(Resource::Nofile);
+                let raised = Rlimit { current: limit.maximum, ..limit };
+                rustix::process::setrlimit(Resource::Nofile, raised).expect("as permitted");
+                let poll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("a descriptor");
+                let (event, _) = rustix::pipe::pipe().expect("a pipe");
+                for _ in 0..count {
+                    let file = event.try_clone().expect("a descriptor");
+                    let data = epoll::EventData::new_u64(0);
+                    epoll::add(&poll, &file, data, epoll::EventFlags::IN).expect("added");
+                    places.extend([file, poll.try_clone().expect("a descriptor")]);
+                }
+                "done".into()
             }
             (Some("hang-up"), _) => {
                 leases.clear();

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rocinante_agent::control::{self, About};
@@ -145,6 +146,53 @@ fn each_container_has_the_name_of_its_control_group() {
     assert!(root.refused(host.addresses(1)[0]).contains("its own addresses"));
     host.logged(&["refused", &format!("(libpod {})\"", &ids[1][..12])]);
     drop((askers, root));
+}
+
+/// A process in a namespace of its own that takes too long to be searched keeps the closed ports of
+/// its own container alone.
+#[test]
+fn a_process_that_cannot_be_searched_keeps_the_ports_of_its_container() {
+    let mut host = host_or_skip!("called::a_process_that_cannot_be_searched", 3);
+    let scopes = [(); 3].map(|()| format!("docker-{}.scope", id()));
+    let groups = [
+        groups_or_skip!("called::a_process_that_cannot_be_searched", &[scopes[0].as_bytes()]),
+        groups_or_skip!("called::a_process_that_cannot_be_searched", &[scopes[1].as_bytes()]),
+        groups_or_skip!("called::a_process_that_cannot_be_searched", &[scopes[2].as_bytes()]),
+    ];
+    host.start();
+    let stranger = |of: usize| {
+        let own = std::env::current_exe().expect("this program");
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--net"]).arg(own);
+        let mut it = Asker::of_command(host.container(0).netns(), &host.socket(), &mut command);
+        groups[of].take(&it);
+        assert_eq!(it.tell("obstruct 4000"), "done");
+        it
+    };
+    let closes = |mut asker: Asker, of: usize| {
+        asker.granted(host.addresses(of)[0]);
+        assert_eq!(asker.tell("close"), "done");
+        asker
+    };
+    let [first, second, nameless] = [0, 1, 2].map(|of| host.asker(of));
+    groups[0].take(&first);
+    // The second asks for nothing, so that the agent does not know it; the third is none.
+    groups[1].take(&second);
+    let others = [stranger(1), stranger(2)];
+    let first = closes(first, 0);
+    host.has_ports(0);
+    let nameless = closes(nameless, 2);
+    host.has_ports(0);
+    let own = stranger(0);
+    let nameless = closes(nameless, 2);
+    host.has_ports(0);
+    let first = closes(first, 0);
+    std::thread::sleep(std::time::Duration::from_secs(6));
+    assert_eq!(host.ports(), 1);
+    own.kill();
+    host.has_ports(0);
+    others.into_iter().for_each(Asker::kill);
+    drop((first, second, nameless));
 }
 
 /// Paths that are longer than the kernel shows, and names that a terminal would obey.
