@@ -49,7 +49,8 @@ pub struct Args {
     /// Fewer points, each for a shorter time and once: within 2 minutes instead of 40
     #[arg(long)]
     quick: bool,
-    /// Only these experiments: size, scale, load, isolation, starvation
+    /// Only these experiments: size, scale, load, many_to_one, isolation,
+    /// starvation
     #[arg(long, value_delimiter = ',', value_name = "EXPERIMENTS")]
     only: Vec<String>,
     /// Only these modes: a wrong name lists them all

@@ -65,9 +65,9 @@ fn a_killed_study_goes_on_and_has_each_row_once() {
     let first = done.out.lines().find(|line| line.starts_with("| small messages, soon |"));
     assert!(first.is_some_and(|line| line.contains("µs")), "{}", done.out);
     let expected: BTreeSet<String> = whole.rows().into_keys().collect();
-    // Size: 4 sizes of 3 modes; scale and isolation: 2 numbers of 2 modes each; load: 3 loads of 2
+    // 4 sizes of 3 modes; pairs, senders and neighbours: 2 numbers of 2 modes each; 3 loads of 2
     // modes.
-    assert_eq!(expected.len(), 12 + 4 + 4 + 6, "{expected:?}");
+    assert_eq!(expected.len(), 12 + 3 * 4 + 6, "{expected:?}");
     let dir = Dir::new("killed");
     let mut study = start(&format!("{SMALL} --report {}", dir.0.display()));
     let mut before = BTreeMap::new();
@@ -104,7 +104,7 @@ fn a_killed_study_goes_on_and_has_each_row_once() {
     a_report_is_complete(&dir);
     // There is nothing left to measure.
     let text = dir.read("rows.jsonl");
-    if evaluate(&format!("--resume {}", dir.0.display())).err.contains("19 rows are taken") {
+    if evaluate(&format!("--resume {}", dir.0.display())).err.contains("23 rows are taken") {
         assert_eq!(dir.rows().len(), expected.len(), "{text}");
     }
 }
@@ -160,7 +160,7 @@ fn what_makes_no_sense_is_refused() {
     let dir = Dir::new("refused");
     let at = dir.0.display();
     for (line, words) in [
-        (format!("--report {at} --only scael"), ["\"scael\"", "size, scale, load, isolation"]),
+        (format!("--report {at} --only scael"), ["\"scael\"", "size, scale, load, many_to_one"]),
         (format!("--report {at} --modes tcp"), ["\"tcp\"", "udp, packet, afxdp"]),
         (format!("--report {at} --pairs 0"), ["--pairs 0", "from 1 to 100"]),
         (format!("--report {at} --pairs 1,101"), ["--pairs 101", "from 1 to 100"]),

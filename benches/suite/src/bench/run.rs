@@ -9,7 +9,8 @@ use super::rows::{Row, Rows, Sample};
 use crate::attempts::{Attempts, Subject};
 use crate::machine::{Begun, Calibration, Machine, Standing};
 use crate::workers::{
-    Carrier, Congestion, Device, Figure, Link, Measure, PlaceArgs, Places, Provider, Step, Work,
+    Carrier, Congestion, Device, Figure, Link, Measure, PlaceArgs, Places, Provider, Step, Traffic,
+    Work,
 };
 use rocinante_cli::output::{Failure, Output, Result};
 
@@ -274,7 +275,10 @@ impl Bench {
         }
         let Cell { group, mtu, qps, steps, .. } = cell;
         let work = match (group, &steps[..]) {
-            (Group::FanIn, [step]) => Work::FanIn { device, mtu: *mtu, senders: *qps, step: *step },
+            (Group::FanIn, [step]) => {
+                let traffic = Traffic::Verbs(device);
+                Work::FanIn { traffic, mtu: *mtu, senders: *qps, step: *step }
+            }
             _ => Work::Verbs { device, mtu: *mtu, qps: *qps, steps: steps.clone() },
         };
         self.places.figures(cell.link, &work)

@@ -213,6 +213,22 @@ pub(super) fn bars(seen: Seen<'_>) -> Vec<Judged> {
         });
     }
     for mode in ["udp", "packet"] {
+        let at = |mode, x, figure| seen.value(Experiment::ManyToOne, mode, x, figure);
+        let kept = |mode| by(at(mode, 64, "sum_gbps"), at(mode, 1, "sum_gbps"));
+        let goal = |text: &str, bound, value| Goal {
+            text: format!("64 senders to one, `{mode}`: {text}"),
+            bound,
+            value,
+        };
+        let least = kept("tcp-blocking");
+        let value = least.and_then(|_| kept(mode));
+        let text = "sum by one sender's, as TCP keeps of its own";
+        goals.push(goal(text, Bound::AtLeast(least.unwrap_or(1.0)), value));
+        goals.push(goal("Jain's index", Bound::AtLeast(0.9), at(mode, 64, "jain")));
+        let errors = at(mode, 64, "errors");
+        goals.push(goal("queue pairs in error", Bound::AtMost(0.0), errors));
+    }
+    for mode in ["udp", "packet"] {
         for (figure, name) in [("probe_p50_us", "median"), ("probe_p99_us", "p99")] {
             let raised = |mode| {
                 let at = |x| seen.value(Experiment::Isolation, mode, x, figure);
@@ -314,6 +330,10 @@ pub(super) mod tests {
             row("load", "udp", 50, &[("p99_us", 40.0), ("unloaded_us", 10.0)]),
             row("load", "packet", 50, &[("p99_us", 20.0), ("unloaded_us", 8.0)]),
             row("size", "vxlan-udp", 1 << 20, &[("write_gbps", 8.0), ("raw_gbps", 10.0)]),
+            row("many_to_one", "udp", 1, &[("sum_gbps", 10.0)]),
+            row("many_to_one", "udp", 64, &[("sum_gbps", 4.0), ("jain", 0.95), ("errors", 1.0)]),
+            row("many_to_one", "tcp-blocking", 1, &[("sum_gbps", 10.0)]),
+            row("many_to_one", "tcp-blocking", 64, &[("sum_gbps", 5.0)]),
             row("isolation", "udp", 0, &[("probe_p99_us", 10.0)]),
             row("isolation", "udp", 1, &[("probe_p99_us", 30.0)]),
             row("isolation", "packet", 0, &[("probe_p99_us", 5.0)]),
@@ -329,12 +349,16 @@ pub(super) mod tests {
         };
         for (mode, verdict) in [("`udp`", Verdict::Met), ("`packet`", Verdict::Missed)] {
             assert_eq!(of(mode, "ended by error"), verdict);
-            assert_eq!(of(mode, "Jain"), verdict);
+            assert_eq!(of(&format!("at once, {mode}"), "Jain"), verdict);
             // TCP keeps a half of its own.
             assert_eq!(of(mode, "sum by one"), verdict);
             assert_eq!(of(mode, "slowest"), Verdict::Met);
         }
         assert_eq!(of("half of its peak", ""), Verdict::Met);
+        assert_eq!(of("64 senders to one, `udp`", "sum"), Verdict::Missed);
+        assert_eq!(of("64 senders to one, `udp`", "Jain"), Verdict::Met);
+        assert_eq!(of("64 senders to one, `udp`", "in error"), Verdict::Missed);
+        assert_eq!(of("64 senders to one, `packet`", "sum"), Verdict::NotMeasured);
         assert_eq!(of("a probe's p99, `udp`", ""), Verdict::Met);
         assert_eq!(of("a probe's p99, `packet`", ""), Verdict::Missed);
         assert_eq!(of("a probe's median, `udp`", ""), Verdict::NotMeasured);

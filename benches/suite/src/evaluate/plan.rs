@@ -81,19 +81,21 @@ pub(super) enum Experiment {
     Size,
     Scale,
     Load,
+    ManyToOne,
     Isolation,
     Starvation,
 }
 
 impl Experiment {
-    pub(super) const ALL: [Self; 5] =
-        [Self::Size, Self::Scale, Self::Load, Self::Isolation, Self::Starvation];
+    pub(super) const ALL: [Self; 6] =
+        [Self::Size, Self::Scale, Self::Load, Self::ManyToOne, Self::Isolation, Self::Starvation];
 
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Size => "size",
             Self::Scale => "scale",
             Self::Load => "load",
+            Self::ManyToOne => "many_to_one",
             Self::Isolation => "isolation",
             Self::Starvation => "starvation",
         }
@@ -110,6 +112,10 @@ impl Experiment {
                  completions, with an ACK timeout of 18, and a probe pair beside them: half a \
                  round trip of 64 B. Memory of processes is private; that of the kernel is all \
                  else that the machine lost while they started, which other programs can disturb."
+            }
+            Self::ManyToOne => {
+                "Containers that send to one, 64 KiB each time, all sleeping for completions: the \
+                 sum, Jain's index, and connections that ended by error."
             }
             Self::Isolation => {
                 "A probe pair beside neighbours that send at full rate, as in scale: with 0 \
@@ -132,6 +138,7 @@ impl Experiment {
             Self::Size => "bytes",
             Self::Scale => "pairs",
             Self::Load => "% of its peak",
+            Self::ManyToOne => "senders",
             Self::Isolation => "neighbours",
             Self::Starvation => "busy loops",
         }
@@ -146,7 +153,7 @@ impl Experiment {
     pub(super) fn has(self, mode: &Mode) -> bool {
         match self {
             Self::Size => true,
-            Self::Scale | Self::Isolation | Self::Starvation => {
+            Self::Scale | Self::ManyToOne | Self::Isolation | Self::Starvation => {
                 mode.link == BRIDGE
                     && !mode.is_kernel()
                     && !matches!(mode.carrier, Carrier::Tcp { spin: true } | Carrier::Iperf3)
@@ -190,6 +197,8 @@ pub(super) const fn seconds(experiment: Experiment, quick: bool) -> f64 {
         (Experiment::Size, false) => 0.08,
         (Experiment::Scale, true) => 0.6,
         (Experiment::Scale, false) => 2.0,
+        (Experiment::ManyToOne, true) => 0.4,
+        (Experiment::ManyToOne, false) => 2.0,
         (Experiment::Isolation | Experiment::Starvation, true) => 0.4,
         (Experiment::Isolation | Experiment::Starvation, false) => 1.0,
         (Experiment::Load, true) => 0.15,
@@ -233,6 +242,10 @@ impl Choice {
                 let all: &[u64] = if self.quick { &[1, 16] } else { &[1, 10, 25, 50, 100] };
                 let all = if self.pairs.is_empty() { all } else { &self.pairs };
                 all.iter().map(|pairs| vec![*pairs]).collect()
+            }
+            Experiment::ManyToOne => {
+                let all: &[u64] = if self.quick { &[1, 8] } else { &[1, 4, 16, 64] };
+                all.iter().map(|senders| vec![*senders]).collect()
             }
             Experiment::Isolation => {
                 let all: &[u64] = if self.quick { &[0, 1] } else { &[0, 1, 2, 4, 8] };
@@ -289,8 +302,16 @@ impl Choice {
     }
 }
 
+/// The containers that cells need: two of each pair, and two of the probe; or the senders and one
+/// receiver.
+pub(super) fn containers(cells: &[Cell]) -> u64 {
+    let senders = cells.iter().filter(|cell| cell.experiment == Experiment::ManyToOne);
+    let senders = senders.flat_map(|cell| cell.xs.iter().copied()).max().unwrap_or(0);
+    (2 * pairs_max(cells) + 2).max(senders + 1)
+}
+
 /// The most pairs of containers that are measured at once.
-pub(super) fn pairs_max(cells: &[Cell]) -> u64 {
+fn pairs_max(cells: &[Cell]) -> u64 {
     let scales = cells.iter().filter(|cell| cell.experiment == Experiment::Scale);
     let scales = scales.flat_map(|cell| cell.xs.iter().copied()).max().unwrap_or(0);
     scales.max(if cells.iter().any(|cell| cell.experiment.is_paired()) {
@@ -311,6 +332,7 @@ impl Cell {
             (Experiment::Size, Carrier::Tcp { .. }) => 0.3 + points * 2.0 * (each + 0.05),
             (Experiment::Isolation, _) => each + 1.0,
             (Experiment::Starvation, _) => 2.0 * (each + 1.5),
+            (Experiment::ManyToOne, _) => each + 0.6 + 0.05 * self.xs.iter().sum::<u64>() as f64,
             (Experiment::Scale, _) => each + 1.0 + 0.15 * self.xs.iter().sum::<u64>() as f64,
             (Experiment::Load, _) => 0.5 + each * (points + 1.0),
         }
@@ -367,7 +389,7 @@ mod tests {
         assert_eq!(of("scale size", "udp kernel", &[1, 100]), Ok(()));
         let error = of("scael", "", &[]).unwrap_err();
         assert!(
-            error.contains("scael") && error.contains("size, scale, load, isolation"),
+            error.contains("scael") && error.contains("size, scale, load, many_to_one"),
             "{error}"
         );
         let error = of("", "tcp", &[]).unwrap_err();
@@ -384,7 +406,7 @@ mod tests {
             let choice = Choice { quick, ..Choice::default() };
             choice.cells().iter().map(|cell| cell.seconds(quick)).sum::<f64>()
         };
-        assert!(time(true) < 90.0, "{} s", time(true));
+        assert!(time(true) < 100.0, "{} s", time(true));
         assert!(time(false) < 1_800.0, "{} s", time(false));
     }
 
@@ -396,6 +418,8 @@ mod tests {
         assert_eq!(pairs_max(&cells), 8, "containers are there for all neighbours, too");
         assert!(cells.iter().all(|cell| cell.mode.name != "tcp-spin"), "they would all spin");
         let only_size = Choice { only: words("size"), ..Choice::default() };
-        assert_eq!(pairs_max(&only_size.cells()), 0);
+        assert_eq!((pairs_max(&only_size.cells()), containers(&only_size.cells())), (0, 2));
+        let to_one = Choice { only: words("many_to_one"), ..Choice::default() };
+        assert_eq!(containers(&to_one.cells()), 65);
     }
 }

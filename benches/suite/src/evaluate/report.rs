@@ -21,8 +21,8 @@ use crate::goal;
 const TITLE: &str = "A study of this machine";
 
 /// The plots: an experiment and a figure over its points, and the file.
-const PLOTS: [(Experiment, &str, &str); 14] = {
-    use Experiment::{Isolation, Load, Scale, Size, Starvation};
+const PLOTS: [(Experiment, &str, &str); 15] = {
+    use Experiment::{Isolation, Load, ManyToOne, Scale, Size, Starvation};
     [
         (Size, "write_gbps", "Throughput of WRITEs, and of TCP's streams"),
         (Size, "send_gbps", "Throughput of SENDs"),
@@ -36,6 +36,7 @@ const PLOTS: [(Experiment, &str, &str); 14] = {
         (Scale, "start_ms", "From the first start until the last is connected"),
         (Load, "p50_us", "From the planned time to the answer, median"),
         (Load, "p99_us", "From the planned time to the answer, 99 %"),
+        (ManyToOne, "sum_gbps", "All senders to one receiver"),
         (Isolation, "probe_p99_us", "A probe beside neighbours at full rate, 99 %"),
         (Starvation, "sum_u18_gbps", "A pair beside busy loops, ACK timeout 18"),
     ]
@@ -217,6 +218,7 @@ fn chart(
         Experiment::Size => X::Bytes,
         Experiment::Scale => X::Count("pairs of containers at once"),
         Experiment::Load => X::Percent("percent of the mode's own highest rate"),
+        Experiment::ManyToOne => X::Count("senders"),
         Experiment::Isolation => X::Few("neighbours at full rate"),
         Experiment::Starvation => X::Few("busy loops"),
     };
@@ -236,6 +238,6 @@ fn point(experiment: Experiment, x: u64) -> String {
         },
         Experiment::Scale => format!("{x} pairs"),
         Experiment::Load => format!("{x} %"),
-        Experiment::Isolation | Experiment::Starvation => x.to_string(),
+        Experiment::ManyToOne | Experiment::Isolation | Experiment::Starvation => x.to_string(),
     }
 }

@@ -8,7 +8,7 @@ use rocinante_baselines::{Kind, Raw, Task};
 use rocinante_cli::output::{Failure, Output, Result};
 use rocinante_lab::ChildGuard;
 
-use super::plan::{Carrier, Cell, Experiment, Mode, pairs_max, seconds};
+use super::plan::{Carrier, Cell, Experiment, Mode, containers, seconds};
 use super::progress::Progress;
 use super::store::{Key, Load, Row, Session, Store};
 use crate::attempts::{Attempts, Subject};
@@ -70,8 +70,7 @@ impl Study {
         let all = cells.iter().map(|cell| cell.seconds(quick)).sum();
         let mut progress = Progress::new(all, out);
         progress.begins("making namespaces");
-        // Two for each pair, and two for the probe.
-        let count = u8::try_from(2 * pairs_max(&cells) + 2).unwrap_or(u8::MAX);
+        let count = u8::try_from(containers(&cells)).unwrap_or(u8::MAX);
         if self.places.is_none() {
             let places = Places::of(&self.session.place_args(), Link::Bridge, count);
             self.places = Some(places?);
@@ -151,6 +150,10 @@ impl Study {
                 let scale = |&x| Ok((x, pairs.scale(places, x)?));
                 cell.xs.iter().map(scale).collect()
             }
+            (Experiment::ManyToOne, Some(traffic)) => {
+                let to_one = |&x| Ok((x, to_one(places, &traffic, mtu, x, seconds)?));
+                cell.xs.iter().map(to_one).collect()
+            }
             (Experiment::Starvation, Some(traffic)) => {
                 let starve = |&loops| Ok((loops, starve(places, &traffic, mtu, loops, seconds)?));
                 cell.xs.iter().map(starve).collect()
@@ -175,7 +178,8 @@ impl Study {
             return failed("it needs --devices with --local and --remote");
         }
         let sleeps = matches!(mode.carrier, Carrier::Tcp { spin: false } | Carrier::Iperf3);
-        if self.session.machine.cpus < 2 && !experiment.is_paired() && !sleeps {
+        let spins = matches!(experiment, Experiment::Size | Experiment::Load) && !sleeps;
+        if self.session.machine.cpus < 2 && spins {
             return failed("both sides spin, which needs two processors: this machine has one");
         }
         let Some(places) = &mut self.places else { return failed("no places") };
@@ -270,6 +274,9 @@ const fn figure_name(measure: Measure) -> Option<&'static str> {
         Measure::WriteBw => "write_gbps",
         Measure::SendBw => "send_gbps",
         Measure::ReadBw => "read_gbps",
+        Measure::FanIn => "sum_gbps",
+        Measure::FanInFairness => "jain",
+        Measure::FanInErrors => "errors",
         Measure::WriteLat => "p50_us",
         Measure::WriteLatP99 => "p99_us",
         Measure::WriteLatP999 => "p999_us",
@@ -305,6 +312,27 @@ impl Pairs {
         }
         Ok(scaled(&together, pairs, self.seconds))
     }
+}
+
+/// Containers that send to one.
+fn to_one(
+    places: &Places,
+    traffic: &Traffic,
+    mtu: u32,
+    senders: u64,
+    seconds: f64,
+) -> Result<Figures> {
+    if !places.are_own() {
+        return Err(Failure::Failed("many senders need namespaces of our own".into()));
+    }
+    let step = Step { measure: Measure::FanIn, size: SHARED, seconds };
+    let traffic = traffic.clone();
+    let work = Work::FanIn { traffic, mtu, senders: senders as u32, step };
+    let figures = places.figures(Link::Plain, &work)?;
+    let named = figures
+        .iter()
+        .filter_map(|figure| Some((figure_name(figure.measure)?.to_owned(), figure.value)));
+    Ok(named.collect())
 }
 
 /// A pair and a probe beside programs that never sleep, with a short and a long ACK timeout.

@@ -5,7 +5,7 @@
 //! thread answers. The senders sleep for completions, because there may be more of them than cores.
 //! All count within the same window of time, so their sum is the arrivals in it.
 
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use rocinante::exchange::Exchange;
@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::job::PORT;
 use super::measure::{Figure, Measure, Step};
 use super::ours::{PATIENCE, QUEUED, in_bulk, jain};
+use super::peers;
 use rocinante_cli::measure::{Connected, Connecting, End, MeasureError, Until, bulk};
 use rocinante_cli::output::{Failure, Result};
 
@@ -60,13 +61,13 @@ pub(super) struct Sent {
 
 /// Bytes completed so far, at the edges of a window.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Count {
+struct Count {
     before: u64,
     until: u64,
 }
 
 impl Count {
-    pub(super) fn see(&mut self, window: Window, now: u64, bytes: u64) {
+    fn see(&mut self, window: Window, now: u64, bytes: u64) {
         if now < window.begin {
             self.before = bytes;
         }
@@ -75,7 +76,7 @@ impl Count {
         }
     }
 
-    pub(super) fn bytes(self) -> u64 {
+    fn bytes(self) -> u64 {
         self.until - self.before
     }
 }
@@ -83,7 +84,7 @@ impl Count {
 /// The receiver: connects with `senders` processes, tells them when to count, and returns the
 /// figures.
 pub(super) fn receive(
-    ctx: &Context,
+    ctx: Option<&Context>,
     local: IpAddr,
     (mtu, senders): (u32, u32),
     step: &Step,
@@ -91,11 +92,20 @@ pub(super) fn receive(
 ) -> Result<Vec<Figure>> {
     let failed = |error: std::io::Error| Failure::Failed(format!("the exchange: {error}"));
     let listener = TcpListener::bind(SocketAddr::from((local, PORT))).map_err(failed)?;
+    let streams = TcpListener::bind(SocketAddr::from((local, peers::PORT))).map_err(failed)?;
     let mut peers = Vec::new();
     for _ in 0..senders {
         let mut exchange = Exchange::accept_from(&listener)?;
         exchange.set_patience(Some(patience));
-        let connected = Connected::new(ctx.clone(), &connecting(mtu, step), &mut exchange)?;
+        let connected = match ctx {
+            Some(ctx) => Some(Connected::new(ctx.clone(), &connecting(mtu, step), &mut exchange)?),
+            None => {
+                exchange.barrier("listening")?;
+                let (mut stream, _) = streams.accept().map_err(failed)?;
+                std::thread::spawn(move || std::io::copy(&mut stream, &mut std::io::sink()));
+                None
+            }
+        };
         peers.push((exchange, connected));
     }
     let window = Window::after(WARM_UP, step.seconds);
@@ -109,7 +119,10 @@ pub(super) fn receive(
     let is_broken = |connected: &Connected| {
         connected.ends(PATIENCE).iter().any(|end| end.qp.state() == QpState::Err)
     };
-    let broken = peers.iter().zip(&sent).filter(|((_, own), sent)| sent.failed || is_broken(own));
+    let broken = peers
+        .iter()
+        .zip(&sent)
+        .filter(|((_, own), sent)| sent.failed || own.as_ref().is_some_and(is_broken));
     let broken = broken.count();
     for (exchange, _) in &mut peers {
         exchange.barrier("bye")?;
@@ -132,10 +145,34 @@ fn figures(step: &Step, sent: &[Sent], broken: usize) -> Vec<Figure> {
     figures
 }
 
-pub(super) fn send(ctx: Context, mtu: u32, step: &Step, exchange: &mut Exchange) -> Result {
+pub(super) fn send(
+    ctx: Option<Context>,
+    remote: IpAddr,
+    mtu: u32,
+    step: &Step,
+    exchange: &mut Exchange,
+) -> Result {
+    let Some(ctx) = ctx else {
+        exchange.barrier("listening")?;
+        let in_tcp = peers::failed("TCP");
+        let mut stream = TcpStream::connect((remote, peers::PORT)).map_err(in_tcp)?;
+        let bytes = stream_until(&mut stream, hear(exchange)?, step.size)?;
+        return say(exchange, &Sent { bytes, failed: false, retransmitted: 0 });
+    };
     let connected = Connected::new(ctx, &connecting(mtu, step), exchange)?;
     let window: Window = hear(exchange)?;
     say(exchange, &flow(&connected, window, step)?)
+}
+
+/// Writes to a stream that sleeps until the window is over. Returns the bytes within the window.
+pub(super) fn stream_until(stream: &mut TcpStream, window: Window, size: usize) -> Result<u64> {
+    let (message, mut sent, mut count) = (vec![0x5a; size], 0, Count::default());
+    while !window.left()[1].is_zero() {
+        peers::write_all(stream, &message).map_err(peers::failed("TCP"))?;
+        sent += message.len() as u64;
+        count.see(window, now(), sent);
+    }
+    Ok(count.bytes())
 }
 
 /// Sends until the window is over. Sleeps for completions.
@@ -179,7 +216,7 @@ fn hear<T: DeserializeOwned>(exchange: &mut Exchange) -> Result<T> {
 }
 
 /// The machine's monotonic clock, which all its namespaces share, in nanoseconds.
-pub(super) fn now() -> u64 {
+fn now() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

@@ -56,7 +56,7 @@ pub(crate) enum Work {
     /// RDMA measurements.
     Verbs { device: Device, mtu: u32, qps: u32, steps: Vec<Step> },
     /// WRITEs of this many senders to one receiver.
-    FanIn { device: Device, mtu: u32, senders: u32, step: Step },
+    FanIn { traffic: Traffic, mtu: u32, senders: u32, step: Step },
     /// Packets without a protocol.
     Raw { carrier: Carrier, tasks: Vec<Task>, tally: PathBuf },
     /// One of many pairs of processes that work at the same time.
@@ -95,7 +95,7 @@ impl Work {
     const fn device(&self) -> Option<&Device> {
         match self {
             Self::Verbs { device, .. }
-            | Self::FanIn { device, .. }
+            | Self::FanIn { traffic: Traffic::Verbs(device), .. }
             | Self::Paired { traffic: Traffic::Verbs(device), .. }
             | Self::Load { traffic: Traffic::Verbs(device), .. } => Some(device),
             _ => None,
@@ -209,11 +209,10 @@ impl Job {
         // Opens the device first, so that a failure shows at once.
         let ctx = self.open()?;
         let patience = Duration::from_secs_f64(self.limit);
-        if let (Work::FanIn { mtu, senders, step, .. }, Side::Second, Some(ctx)) =
-            (&self.work, self.side, &ctx)
-        {
+        if let (Work::FanIn { mtu, senders, step, .. }, Side::Second) = (&self.work, self.side) {
             let size = (*mtu, *senders);
-            return fan_in::receive(ctx, self.local, size, step, patience).map(Outcome::Figures);
+            return fan_in::receive(ctx.as_ref(), self.local, size, step, patience)
+                .map(Outcome::Figures);
         }
         let mut exchange = match self.side {
             Side::Second => Exchange::accept(SocketAddr::from((self.local, PORT)))?,
@@ -268,11 +267,10 @@ impl Job {
                     figures.extend(peers::udp(side, ends, exchange, step)?);
                 }
             }
-            (Work::FanIn { mtu, step, .. }, Some(ctx)) => {
-                fan_in::send(ctx, *mtu, step, exchange)?;
+            (Work::FanIn { mtu, step, .. }, ctx) => {
+                fan_in::send(ctx, self.remote, *mtu, step, exchange)?;
             }
-            (Work::Verbs { .. } | Work::FanIn { .. }, None)
-            | (Work::Iperf3(..) | Work::Sockperf { .. }, _) => {}
+            (Work::Verbs { .. }, None) | (Work::Iperf3(..) | Work::Sockperf { .. }, _) => {}
         }
         Ok(Outcome::Figures(figures))
     }

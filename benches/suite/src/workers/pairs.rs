@@ -18,7 +18,7 @@ use rocinante_lab::ChildGuard;
 use serde::{Deserialize, Serialize};
 
 use super::cost;
-use super::fan_in::{self, Count, Sent, Window};
+use super::fan_in::{self, Sent, Window};
 use super::job::{Outcome, Work};
 use super::measure::{Measure, Step};
 use super::ours::PATIENCE;
@@ -176,13 +176,8 @@ fn stream(
         while std::io::Read::read(&mut stream, &mut message).map_err(&in_tcp)? > 0 {}
         return Ok(Paired::default());
     }
-    let (window, mut sent, mut count) = (window()?, 0, Count::default());
-    while !window.left()[1].is_zero() {
-        write_all(&mut stream, &message).map_err(&in_tcp)?;
-        sent += message.len() as u64;
-        count.see(window, fan_in::now(), sent);
-    }
-    Ok(Paired { bytes: count.bytes(), ..Paired::default() })
+    let bytes = fan_in::stream_until(&mut stream, window()?, pairing.size)?;
+    Ok(Paired { bytes, ..Paired::default() })
 }
 
 /// Says that this process is connected, and hears when to count.

@@ -19,7 +19,7 @@ use rocinante_cli::output::{Failure, Result};
 /// Bytes of the memory that a stream is sent from or received into.
 const REGION: usize = 4 << 20;
 /// Port of the stream, and of the datagrams.
-const PORT: u16 = 18_516;
+pub(super) const PORT: u16 = 18_516;
 /// Longest time without data.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Pause before a question, in which the other side falls asleep.
