@@ -89,7 +89,7 @@ impl Timers {
         Some(owner)
     }
 
-    /// When the owner just popped was due, if it is now; if not, files it again.
+    /// Returns the deadline of the owner just popped, if it has come; else files it again.
     pub(crate) fn settle(
         &mut self,
         owner: u32,

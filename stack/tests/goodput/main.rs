@@ -2,12 +2,15 @@
 //! a loss per packet. The table of results shows the gain from loss recovery; it is committed
 //! beside the test.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod incast;
+mod lane;
 
-use std::collections::VecDeque;
 use std::fmt::Write as _;
 
 use common::{BASE, End, PORT, Setup};
+use lane::{Lane, Link};
 use rocinante_stack::mem::Sge;
 use rocinante_stack::types::{Mtu, Time};
 use rocinante_stack::verbs::{SendData, SendOp, SendWr, WcStatus};
@@ -18,79 +21,6 @@ use rocinante_stack::{Budget, Datagram, EngineConfig, IpId};
 const MESSAGE: u32 = 1 << 20;
 /// Messages in flight.
 const DEPTH: u64 = 16;
-/// Ethernet, its preamble and gap, IPv4 and UDP.
-const FRAMING: u64 = 38 + 20 + 8;
-
-/// Nanoseconds after which a window that began at the receiver's size has settled.
-const SETTLED: u64 = 20_000_000;
-
-/// Properties of the link.
-#[derive(Debug, Clone, Copy)]
-struct Link {
-    /// Bits per second.
-    rate: u64,
-    /// One way, in nanoseconds.
-    delay: u64,
-    /// Most bytes that wait.
-    queue: u64,
-    /// Packets of a million that are lost.
-    loss: u64,
-    /// Packets are marked while more bytes than this wait.
-    marks: u64,
-}
-
-/// One direction of a link.
-struct Lane {
-    link: Link,
-    random: u64,
-    /// When the last accepted packet has left.
-    busy_until: u64,
-    /// Arrival times, packets and their TOS.
-    arrivals: VecDeque<(u64, Vec<u8>, u8)>,
-    overflowed: u64,
-    /// The most bytes that waited after the window had settled.
-    longest: u64,
-}
-
-impl Lane {
-    fn new(link: Link, seed: u64) -> Self {
-        Self {
-            link,
-            random: seed,
-            busy_until: 0,
-            arrivals: VecDeque::new(),
-            overflowed: 0,
-            longest: 0,
-        }
-    }
-
-    /// xorshift64*.
-    fn chance(&mut self) -> u64 {
-        self.random ^= self.random >> 12;
-        self.random ^= self.random << 25;
-        self.random ^= self.random >> 27;
-        self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33
-    }
-
-    fn take(&mut self, now: u64, packet: Vec<u8>) {
-        let begin = self.busy_until.max(now);
-        let waiting = (begin - now) * self.link.rate / 8_000_000_000;
-        if waiting + packet.len() as u64 > self.link.queue {
-            self.overflowed += 1;
-            return;
-        }
-        if now > SETTLED {
-            self.longest = self.longest.max(waiting);
-        }
-        let bits = (packet.len() as u64 + FRAMING) * 8;
-        self.busy_until = begin + bits * 1_000_000_000 / self.link.rate;
-        if self.chance() % 1_000_000 >= self.link.loss {
-            let tos = if waiting > self.link.marks { 3 } else { 2 };
-            self.arrivals.push_back((self.busy_until + self.link.delay, packet, tos));
-        }
-    }
-}
-
 /// The results.
 #[derive(Debug)]
 struct Outcome {
@@ -143,8 +73,7 @@ fn run(link: Link, held: u32, duration: u64, seed: u64) -> Outcome {
         for at in [0, 1] {
             let (src, dst) = (ends[at].addr, ends[1 - at].addr);
             let end = &mut ends[1 - at];
-            while lanes[at].arrivals.front().is_some_and(|(time, ..)| *time <= now) {
-                let (_, packet, tos) = lanes[at].arrivals.pop_front().expect("it is there");
+            while let Some((packet, tos)) = lanes[at].next(now) {
                 let ip_id = IpId::Exact { id: 0, flags: DF };
                 let (bytes, src_port) = (&packet[..], PORT);
                 let hop_limit = None;
