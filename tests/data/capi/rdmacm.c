@@ -282,6 +282,11 @@ static void ports_are_given_once(void)
 	first = id(on, RDMA_PS_TCP);
 	CHECK(!rdma_bind_addr(first, at(address, 5002)));
 	CHECK(!rdma_destroy_id(first));
+	// An ordinary user has no port below 1024.
+	first = id(on, RDMA_PS_TCP);
+	CHECK(rdma_bind_addr(first, at(address, 1023)) == -1 && errno == EACCES);
+	CHECK(!rdma_bind_addr(first, at(address, 1024)));
+	CHECK(!rdma_destroy_id(first));
 	rdma_destroy_event_channel(on);
 }
 

@@ -294,7 +294,7 @@ impl Sleep {
         self.longest
     }
 
-    /// The sleep is over, and not only by [`fd`](Self::fd) or a signal.
+    /// The sleep is over, and not by [`fd`](Self::fd) alone.
     pub fn woken(&mut self) {
         self.woken = self.port.is_some();
     }
@@ -343,7 +343,7 @@ impl Channel {
         self.device.shards.wait(shards, self.shared.fd(), until);
     }
 
-    /// As [`wait`](Self::wait), but the caller sleeps itself, on the descriptors of what it gets.
+    /// Begins what [`wait`](Self::wait) does: the caller sleeps, on the descriptors of the result.
     pub fn sleep(&self) -> Sleep {
         let (device, channel) = (self.device.clone(), self.shared.clone());
         let shards = self.shards.load(Ordering::Relaxed);

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
+use super::wait::uncancelled;
 use crate::log::{Level, say};
 
 /// The result of a call: a value, or the errno.
@@ -27,10 +28,11 @@ pub(super) fn caught<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
 }
 
 /// The result of a call that is not made per request. A program finds in errno the errno of a
-/// failure; success leaves it as it was, whichever functions the body has called.
+/// failure; success leaves it as it was, whichever functions the body has called. None of them is a
+/// cancellation point (`pthreads(7)`), as none of rdma-core's but those that sleep.
 fn told<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     let before = errno();
-    reported(before, caught(body))
+    reported(before, uncancelled(|| caught(body)))
 }
 
 /// Leaves the errno of a failure in errno, and the one from `before` where there is none.

@@ -1,19 +1,18 @@
 //! Sleeping in a blocking call.
 #![allow(unsafe_code)]
 
-use std::cell::RefCell;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustix::event::epoll;
 use rustix::fs::{OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
 
-use super::border::{Outcome, caught, errno, reported};
+use super::border::{Outcome, caught, errno, quiet, reported};
 use crate::plain::apart;
 use crate::ucma::File;
 
@@ -132,9 +131,70 @@ unsafe extern "C-unwind" {
     ) -> c_int;
 }
 
-thread_local! {
-    /// The sleep of this thread. Where it is cancelled meanwhile, its end drops this.
-    static ASLEEP: RefCell<Option<Sleep>> = const { RefCell::new(None) };
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+/// Runs `body`, in which the thread cannot be cancelled: nothing unwinds from it.
+pub(super) fn uncancelled<T>(body: impl FnOnce() -> T) -> T {
+    /// `PTHREAD_CANCEL_DISABLE`, of glibc and musl.
+    const DISABLE: c_int = 1;
+    let mut before = 0;
+    // SAFETY: it writes the state of before.
+    unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+    let result = body();
+    // SAFETY: as above.
+    unsafe { pthread_setcancelstate(before, &raw mut before) };
+    result
+}
+
+/// The sleep of this thread. Where it is cancelled meanwhile its end drops this, also that of the
+/// first thread, for which glibc runs no destructors of `thread_local!`.
+struct Asleep(libc::pthread_key_t);
+
+impl Asleep {
+    fn of_process() -> Outcome<&'static Self> {
+        static KEY: OnceLock<Asleep> = OnceLock::new();
+        extern "C" fn end(sleep: *mut c_void) {
+            // SAFETY: `set` leaked it, and only this takes it: the key has forgotten it.
+            quiet(|| drop(unsafe { Box::from_raw(sleep.cast::<Sleep>()) }));
+        }
+        if let Some(key) = KEY.get() {
+            return Ok(key);
+        }
+        let mut key = 0;
+        // SAFETY: it writes the key. The library is never unloaded, so `end` stays.
+        match unsafe { libc::pthread_key_create(&raw mut key, Some(end)) } {
+            // Of two threads that come here at once, the key of one stays unused.
+            0 => Ok(KEY.get_or_init(|| Self(key))),
+            error => Err(error),
+        }
+    }
+
+    fn set(&self, sleep: Sleep) -> Outcome<()> {
+        let sleep = Box::into_raw(Box::new(sleep));
+        // SAFETY: the key is one of the process.
+        match unsafe { libc::pthread_setspecific(self.0, sleep.cast()) } {
+            0 => Ok(()),
+            error => {
+                // SAFETY: the key did not take it.
+                drop(unsafe { Box::from_raw(sleep) });
+                Err(error)
+            }
+        }
+    }
+
+    fn take(&self) -> Option<Box<Sleep>> {
+        // SAFETY: the value is null, or `set` leaked it. Once it is null nothing else takes it.
+        unsafe {
+            let sleep = libc::pthread_getspecific(self.0).cast::<Sleep>();
+            if sleep.is_null() {
+                return None;
+            }
+            libc::pthread_setspecific(self.0, ptr::null());
+            Some(Box::from_raw(sleep))
+        }
+    }
 }
 
 /// Takes `step` until it has a result, and sleeps between. This is a cancellation point, as the
@@ -149,27 +209,7 @@ pub(super) fn cancellable<T: Copy>(
     // Of the last sleep: whether more than the first descriptor ended it, and its error.
     let (mut woken, mut error) = (false, 0);
     loop {
-        let next = caught(|| {
-            let slept = ASLEEP.take();
-            if let Some(Sleep::Completion(mut sleep)) = slept
-                && woken
-            {
-                sleep.woken();
-            }
-            match error {
-                0 => {}
-                libc::EINTR => interrupted()?,
-                error => return Err(error),
-            }
-            Ok(match step()? {
-                ControlFlow::Break(result) => ControlFlow::Break(result),
-                ControlFlow::Continue(sleep) => {
-                    let polled = sleep.polled();
-                    ASLEEP.set(Some(sleep));
-                    ControlFlow::Continue(polled)
-                }
-            })
-        });
+        let next = uncancelled(|| caught(|| next(step, woken, error)));
         let mut polled = match next {
             Ok(ControlFlow::Continue(polled)) => polled,
             Ok(ControlFlow::Break(result)) => return reported(before, Ok(result)),
@@ -181,6 +221,35 @@ pub(super) fn cancellable<T: Copy>(
         let [first, port] = polled.fds.map(|fd| fd.revents != 0);
         (woken, error) = (port || !first, if found < 0 { errno() } else { 0 });
     }
+}
+
+/// Ends the last sleep, and takes a step: its result, or the arguments of the next sleep.
+fn next<T>(
+    step: impl Fn() -> Outcome<ControlFlow<T, Sleep>>,
+    woken: bool,
+    error: c_int,
+) -> Outcome<ControlFlow<T, Polled>> {
+    let asleep = Asleep::of_process()?;
+    let mut slept = asleep.take();
+    if let Some(Sleep::Completion(sleep)) = slept.as_deref_mut()
+        && woken
+    {
+        sleep.woken();
+    }
+    drop(slept);
+    match error {
+        0 => {}
+        libc::EINTR => interrupted()?,
+        error => return Err(error),
+    }
+    Ok(match step()? {
+        ControlFlow::Break(result) => ControlFlow::Break(result),
+        ControlFlow::Continue(sleep) => {
+            let polled = sleep.polled();
+            asleep.set(sleep)?;
+            ControlFlow::Continue(polled)
+        }
+    })
 }
 
 /// A signal interrupted a call of the system that does not go on by itself. `EINTR`, as read(2)

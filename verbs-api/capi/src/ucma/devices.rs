@@ -135,7 +135,7 @@ impl Devices {
         Ok(())
     }
 
-    /// Whether that is so.
+    /// Whether it watches for devices that come.
     pub(super) fn follows(&self) -> bool {
         self.arrivals.lock().is_some()
     }

@@ -6,6 +6,8 @@ use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use rustix::thread::{CapabilitySet, capabilities};
+
 use crate::plain::{PortClaim, PortSpace};
 
 use super::Outcome;
@@ -13,6 +15,16 @@ use super::devices::{Opened, zone};
 
 /// The ports from which one is taken where the program names none.
 const FREE: std::ops::Range<u16> = 32_768..61_000;
+
+/// Whether this thread may not bind to the port (`ip_unprivileged_port_start`,
+/// `CAP_NET_BIND_SERVICE`).
+fn is_reserved(port: u16) -> bool {
+    let start = std::fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start");
+    let start = start.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(1024);
+    port < start
+        && !capabilities(None)
+            .is_ok_and(|of| of.effective.contains(CapabilitySet::NET_BIND_SERVICE))
+}
 
 /// An id with a port.
 #[derive(Debug, Clone, Copy)]
@@ -47,9 +59,13 @@ pub(super) struct Ports {
 
 impl Ports {
     /// Gives the id its port, or a free one for port 0. Returns the address with the port. Error:
-    /// `EADDRINUSE` or `EADDRNOTAVAIL` if the port is another's.
+    /// `EADDRINUSE` or `EADDRNOTAVAIL` if the port is another's; `EACCES` if this user may not have
+    /// it.
     pub(super) fn bind(&mut self, space: PortSpace, mut of: Bound) -> Outcome<SocketAddr> {
         if of.address.port() != 0 {
+            if is_reserved(of.address.port()) {
+                return Err(libc::EACCES);
+            }
             return self.take(space, of);
         }
         for _ in FREE {
