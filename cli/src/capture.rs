@@ -27,6 +27,8 @@ const NAMED_MAX: usize = 64;
 const UD: &str = SERVICES[2];
 /// Frames between two looks at signals and the clock.
 const BURST: usize = 256;
+/// Frames that are read at the end: no ring has more.
+const RING_FRAMES: usize = 512;
 /// How long to leave frames alone. Those of that time must have room in the ring.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -114,10 +116,10 @@ fn capture(args: &Args, out: Output) -> Result {
             packets += wrote.map_err(unwritable)?;
             taken += 1;
         }
-        ended = from
-            .check()
-            .map_err(|error| Failure::Failed(format!("{name} is not there any more: {error}")));
-        if ended.is_err() {
+        // The kernel's error says no more than that the interface is down: it may come up again.
+        let is_there = |it: Interface| it.index == target.interface.index;
+        if from.check().is_err() && !Interface::by_name(name).is_ok_and(is_there) {
+            ended = Err(Failure::Failed(format!("{name} is not there any more")));
             break;
         }
         if taken < BURST {
@@ -129,6 +131,11 @@ fn capture(args: &Args, out: Output) -> Result {
             let left = args.seconds.map_or(ending::LOOK, |all| all.saturating_sub(begun.elapsed()));
             wait(&from, left.min(ending::LOOK));
         }
+    }
+    // Those that came before the end.
+    for _ in 0..RING_FRAMES {
+        let Some(wrote) = from.next(|it| write(&mut to, it, args.snap)) else { break };
+        packets += wrote.map_err(unwritable)?;
     }
     let dropped = from.dropped();
     let lost = format!("the kernel dropped {dropped} frames, because {PROGRAM} was too slow");
@@ -158,12 +165,9 @@ fn wait(from: &Capture, limit: Duration) {
 fn target(args: &Args) -> Result<Target> {
     let name = &args.container;
     let source = Source::of(args.agent.as_deref())?;
-    let known = source.look(Some(name), true);
-    if let (Source::Agent(_), Ok(moment)) = (&source, &known)
-        && let Some(container) = moment.containers.first()
-    {
-        let interface = by_name(&container.name)?;
-        return Ok(Target { interface, container: container.clone() });
+    if let (Source::Agent(_), Ok(moment)) = (&source, source.look(Some(name), true)) {
+        let container = the_one(name, args.qp, moment.containers)?;
+        return Ok(Target { interface: by_name(&container.name)?, container });
     }
     // Its pages, whether or not an agent knows it.
     let pages = Source::Pages.look(Some(name), true).map(|it| it.containers.into_iter().next());
@@ -177,6 +181,25 @@ fn target(args: &Args) -> Result<Target> {
             let all = all.map(|it| it.containers).unwrap_or_default();
             let container = stat::Container::of_all(name, all);
             Ok(Target { interface, container })
+        }
+    }
+}
+
+/// Of the interfaces that the word `name` means, the one that has the queue pair, or the only one.
+/// Error: there are several.
+fn the_one(name: &str, qp: Option<u32>, mut all: Vec<Container>) -> Result<Container> {
+    let has = |it: &Container, qpn| it.queue_pairs.keys().any(|(_, number)| *number == qpn);
+    if let Some(qpn) = qp
+        && all.iter().any(|it| has(it, qpn))
+    {
+        all.retain(|it| has(it, qpn));
+    }
+    let names: Vec<String> = all.iter().map(|it| it.name.clone()).collect();
+    match (all.pop(), &all[..]) {
+        (Some(one), []) => Ok(one),
+        _ => {
+            let names = names.join(", ");
+            Err(Failure::Usage(format!("{name} means several interfaces: name one of {names}")))
         }
     }
 }
@@ -252,6 +275,21 @@ mod tests {
             it.queue_pairs.insert(((*device).to_owned(), *number), qp);
         }
         it
+    }
+
+    #[test]
+    fn a_word_means_one_interface() {
+        let [mut first, mut second] = [(); 2].map(|()| container(&[("a", 5, None)]));
+        (first.name, second.name) = ("veth1".into(), "veth2".into());
+        let only = the_one("abcd", None, vec![first.clone()]).expect("one");
+        assert_eq!(only.name, "veth1");
+        for qp in [None, Some(5), Some(6)] {
+            let error = the_one("abcd", qp, vec![first.clone(), second.clone()]).unwrap_err();
+            assert!(error.to_string().contains("name one of veth1, veth2"), "{error}");
+        }
+        second.queue_pairs.clear();
+        let has = the_one("abcd", Some(5), vec![second, first]).expect("one has it");
+        assert_eq!(has.name, "veth1");
     }
 
     #[test]

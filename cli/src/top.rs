@@ -69,12 +69,15 @@ fn watch(args: &Args) -> Result {
         let has_news = !news.is_empty();
         news.into_iter().for_each(|it| view.hear(it));
         screen.draw(has_news, |frame| view.draw(frame)).map_err(gone)?;
+        let opened = view.opened().map(str::to_owned);
         for key in screen.keys(ending::LOOK).map_err(gone)? {
             match key {
                 Key::Quit => return Ok(()),
                 Key::Interrupt => return Err(ending::stopped_by(SIGINT)),
                 key => view.press(key),
             }
+        }
+        if view.opened() != opened.as_deref() {
             gatherer.open(view.opened());
         }
     }

@@ -125,10 +125,20 @@ impl Place {
         self.get("/v1/containers")?.ok_or_else(|| self.failed("it is no agent of this release"))
     }
 
-    /// The containers, or those that `name` means. Error: none; or the agent does not answer.
+    /// The containers, or those that `name` means: a host's end, or else a whole id, or else the
+    /// beginning of one. Error: none; or the agent does not answer.
     pub(super) fn look(&self, name: Option<&str>, qps: bool) -> Result<Vec<Container>> {
-        let all = self.containers()?.into_iter();
-        let mut wanted: Vec<Facts> = all.filter(|it| name.is_none_or(|name| it.is(name))).collect();
+        let mut wanted = self.containers()?;
+        if let Some(name) = name {
+            let is_end = |it: &Facts| it.name == name;
+            let has_id = |it: &Facts| it.id.as_deref() == Some(name);
+            let begins = |it: &Facts| {
+                name.len() >= ID_LEAST && it.id.as_ref().is_some_and(|id| id.starts_with(name))
+            };
+            let ways: [&dyn Fn(&Facts) -> bool; 3] = [&is_end, &has_id, &begins];
+            let way = ways.into_iter().find(|way| wanted.iter().any(way));
+            wanted.retain(|it| way.is_some_and(|way| way(it)));
+        }
         if let (Some(name), true) = (name, wanted.is_empty()) {
             return Err(unknown(name, "`rocinante stat` lists those that the agent knows"));
         }
@@ -188,11 +198,6 @@ impl Place {
 }
 
 impl Facts {
-    fn is(&self, name: &str) -> bool {
-        let by_id = |id: &String| name.len() >= ID_LEAST && id.starts_with(name);
-        self.name == name || self.id.as_ref().is_some_and(by_id)
-    }
-
     fn limits(&self) -> Vec<Limit> {
         let held = self.rdma.iter().filter_map(|(name, it)| {
             Some(Limit { name: name.clone(), current: Some(it.current), max: it.max? })

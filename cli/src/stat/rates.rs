@@ -109,8 +109,11 @@ fn of(before: Option<&Container>, now: &Container, seconds: f64) -> ContainerRat
     let others = REASONS.iter().map(|(name, reason)| (*reason, count(name)));
     let queues = now.queues.iter().map(|it| {
         let was = before.and_then(|before| before.queues.iter().find(|was| was.name == it.name));
-        // One that has come, or come anew, has counted all in this interval.
-        let grown = |was: Option<u32>, is: u32| was.map_or(is, |was| is.wrapping_sub(was));
+        // One that has come has counted all in this interval. One that came anew counts less than
+        // before, and so may a sum of two that were not read at one moment.
+        let grown = |was: Option<u32>, is: u32| {
+            was.map_or(is, |was| is.wrapping_sub(was).cast_signed().max(0).cast_unsigned())
+        };
         let dropped = grown(was.map(|it| it.dropped), it.dropped);
         let delayed = grown(was.map(|it| it.delayed), it.delayed);
         (QueueRates { name: it.name, backlog_bytes: it.backlog, delayed }, u64::from(dropped))

@@ -22,7 +22,7 @@ pub(super) enum Key {
 
 const ESCAPE: u8 = 0x1B;
 
-/// The keys in what was read at once.
+/// The keys in bytes that were read at once.
 pub(super) fn keys(mut bytes: &[u8]) -> Vec<Key> {
     let mut keys = Vec::new();
     while let [first, rest @ ..] = bytes {

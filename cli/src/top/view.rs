@@ -16,7 +16,7 @@ use crate::output::digits;
 use crate::stat::rates::{ContainerRates, QueuePairRates, Rates};
 
 const KEYS: &str = "q quit  Enter open  Esc close  < > sort  r reverse";
-/// Rows of a page are not known to keys.
+/// Lines of a page: a key knows no height of the terminal.
 const PAGE: usize = 10;
 
 /// A column to sort by.
@@ -62,6 +62,9 @@ const QUEUE_PAIRS: Columns = [
     ("held back by", 30),
 ];
 
+/// A container, or a queue pair of one.
+type Subject = (String, Option<u32>);
+
 /// The view.
 pub(super) struct View {
     source: String,
@@ -94,8 +97,9 @@ impl View {
         }
         match news.rates {
             Ok(rates) => {
+                let selected = self.selected();
                 (self.rates, self.fault) = (Some(rates), None);
-                self.arrange();
+                self.arrange(selected.as_ref());
             }
             Err(why) => {
                 let since = self.fault.as_ref().map_or_else(Instant::now, |(since, _)| *since);
@@ -124,8 +128,9 @@ impl View {
             Key::SortLeft => self.sort_by(ORDER.len() - 1),
             Key::SortRight => self.sort_by(1),
             Key::Reverse => {
+                let selected = self.selected();
                 self.reversed = !self.reversed;
-                self.arrange();
+                self.arrange(selected.as_ref());
             }
             Key::Open | Key::Close | Key::Quit | Key::Interrupt => {}
         }
@@ -138,21 +143,33 @@ impl View {
 
     fn sort_by(&mut self, further: usize) {
         let at = ORDER.iter().position(|it| *it == self.sort).unwrap_or(0);
+        let selected = self.selected();
         self.sort = ORDER[(at + further) % ORDER.len()];
-        self.arrange();
+        self.arrange(selected.as_ref());
     }
 
-    /// The number of lines.
-    fn count(&self) -> usize {
-        let Some(rates) = &self.rates else { return 0 };
+    /// The containers, or queue pairs, of the lines.
+    fn subjects(&self) -> Vec<Subject> {
+        let containers = self.rates.iter().flat_map(|rates| &rates.containers);
+        let subject = |name: &String, qpn| (name.clone(), qpn);
         match &self.opened {
-            Some(_) => rates.containers.iter().map(|it| it.queue_pairs.len()).sum(),
-            None => rates.containers.len(),
+            Some(_) => containers
+                .flat_map(|it| it.queue_pairs.iter().map(|qp| subject(&it.name, Some(qp.qpn))))
+                .collect(),
+            None => containers.map(|it| subject(&it.name, None)).collect(),
         }
     }
 
-    /// Sorts, and keeps the selected container selected.
-    fn arrange(&mut self) {
+    fn count(&self) -> usize {
+        self.subjects().len()
+    }
+
+    fn selected(&self) -> Option<Subject> {
+        self.subjects().into_iter().nth(self.lines.selected()?)
+    }
+
+    /// Sorts, and selects `selected` if it is still there.
+    fn arrange(&mut self, selected: Option<&Subject>) {
         let (sort, reversed) = (self.sort, self.reversed);
         let at = self.lines.selected().unwrap_or(0);
         let Some(rates) = &mut self.rates else { return };
@@ -167,7 +184,9 @@ impl View {
                 ordered(by).then_with(|| ordered(a.qpn.cmp(&b.qpn)))
             });
         }
-        self.lines.select(Some(at.min(self.count().saturating_sub(1))));
+        let subjects = self.subjects();
+        let found = subjects.iter().position(|it| Some(it) == selected);
+        self.lines.select(Some(found.unwrap_or(at.min(subjects.len().saturating_sub(1)))));
     }
 
     pub(super) fn draw(&mut self, frame: &mut Frame<'_>) {

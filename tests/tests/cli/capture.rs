@@ -161,14 +161,15 @@ fn datagrams_are_those_of_one_queue_pair() {
         let [flow] = &decoded["flows"].as_array().unwrap()[..] else { panic!("{decoded}") };
         assert_eq!(flow["dest_qpn"] == qp["qpn"], receives, "{flow} {qp}");
     }
-    // Its interface goes, and the file is whole.
+    // Its interface goes down and comes up again, and then goes: the file is whole.
     let end = client.host_end();
     let mut endless = capture(&lab, "off", end, &file.0);
     endless.says(&format!("at {end}"));
     std::thread::sleep(std::time::Duration::from_millis(200));
-    let mut down = Command::new("ip");
-    down.args(["link", "set", end, "down"]);
-    assert!(lab.host().output(&mut down).unwrap().status.success());
+    for change in ["set {} down", "set {} up", "delete {}"] {
+        assert_eq!(endless.child.try_wait().unwrap(), None);
+        lab.host().command(&format!("ip link {}", change.replace("{}", end))).unwrap();
+    }
     endless.finish().failed(1, &[&format!("{end} is not there any more")]);
     assert_eq!(decoded(&file.0, "")["icrc_bad"], 0);
 }

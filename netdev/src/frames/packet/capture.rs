@@ -37,7 +37,7 @@ pub struct Captured<'a> {
 }
 
 impl Capture {
-    /// Takes what is wanted of an interface.
+    /// Begins with the wanted datagrams of an interface.
     ///
     /// # Errors
     /// No right to packet sockets, no such interface, or no memory for the ring.
