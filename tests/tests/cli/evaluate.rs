@@ -86,7 +86,7 @@ fn a_killed_study_goes_on_and_has_each_row_once() {
         std::fs::write(dir.0.join("rows.jsonl"), text).unwrap();
         before = kept;
         study = start(&format!("--resume {}", dir.0.display()));
-        study.hears("what is taken", |line| {
+        study.hears("the rows that are taken", |line| {
             assert!(line.contains("1 a line that was cut"), "{line}");
             line.contains("rows are taken")
         });

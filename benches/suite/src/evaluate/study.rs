@@ -30,6 +30,9 @@ const ACK_TIMEOUT: u8 = 18;
 /// Time that is kept for the report.
 const RESERVE: Duration = Duration::from_secs(8);
 
+/// The reason where a mode has failed before, and never worked.
+const IN_VAIN: &str = "it never worked";
+
 /// Named figures of one point.
 type Figures = BTreeMap<String, f64>;
 
@@ -96,15 +99,17 @@ impl Study {
     /// Measures a cell, and adds its rows.
     fn cell(&mut self, cell: &Cell, progress: &Progress) -> Result {
         let subject = Subject::Netdev(cell.mode.name);
-        let measured = if self.attempts.in_vain(subject) {
-            Err(Failure::Failed("it never worked".into()))
-        } else {
-            let measured = self.points(cell).and_then(|points| {
-                points.iter().try_for_each(|(_, figures)| plausible(figures))?;
-                Ok(points)
-            });
-            self.attempts.add(subject, measured.is_ok());
-            measured
+        let measured = match self.can_be(cell) {
+            Err(failure) => Err(failure),
+            Ok(()) if self.attempts.in_vain(subject) => Err(Failure::Failed(IN_VAIN.into())),
+            Ok(()) => {
+                let measured = self.points(cell).and_then(|points| {
+                    points.iter().try_for_each(|(_, figures)| plausible(figures))?;
+                    Ok(points)
+                });
+                self.attempts.add(subject, measured.is_ok());
+                measured
+            }
         };
         if let Err(failure) = &measured {
             progress.note(&format!("{}: not measured: {failure}", cell.name()));
@@ -129,11 +134,10 @@ impl Study {
     fn why(&self, mode: &Mode, last: &str) -> String {
         let rows = self.store.rows.iter().rev().filter(|row| row.key.mode == mode.name);
         let before = rows.filter_map(|row| row.missing.as_deref()).next();
-        if last == "it never worked" { before.unwrap_or(last) } else { last }.to_owned()
+        if last == IN_VAIN { before.unwrap_or(last) } else { last }.to_owned()
     }
 
     fn points(&mut self, cell: &Cell) -> Result<Vec<(u64, Figures)>> {
-        self.can_be(cell)?;
         let places = self.places.as_ref().ok_or_else(|| Failure::Failed("no places".into()))?;
         let args = self.session.place_args();
         let traffic = match cell.mode.carrier {
@@ -163,10 +167,12 @@ impl Study {
                 let work = Work::Load { traffic, mtu, size, seconds, percents };
                 match places.run(cell.mode.link, &work)? {
                     Outcome::Load(all) => Ok(all.iter().map(loaded).collect()),
-                    _ => Err(Failure::Failed("it measured something else".into())),
+                    _ => Err(Failure::Failed(
+                        "the worker printed figures of another measurement".into(),
+                    )),
                 }
             }
-            (_, None) => Err(Failure::Failed("it has streams alone".into())),
+            (_, None) => Err(Failure::Failed("it measures nothing but streams".into())),
         }
     }
 
@@ -416,6 +422,7 @@ fn plausible(figures: &Figures) -> Result {
     for (name, &value) in figures {
         let most = match name {
             name if name == "jain" => 1.0 + 1e-9,
+            name if name == "uid" => f64::from(u32::MAX),
             // No memory moves faster.
             name if name.ends_with("_gbps") => 1e4,
             name if name.ends_with("_mops") => 1e3,
