@@ -14,13 +14,16 @@ use serde_json::Value;
 use super::handed::{Agent, start};
 use super::{command, start as start_unmanaged};
 
-/// The addresses that the agent of a host lets out of this container.
+/// The addresses that the agent of a host lets out of this container; none if it does not know it.
 fn let_out(agent: &Agent, host_end: &str) -> Vec<IpAddr> {
     let mut status = command(
         env!("CARGO_BIN_EXE_rocinante-agent-under-test"),
         ["status", host_end, "--json", "--config"],
     );
     let output = status.arg(agent.config()).output().unwrap();
+    if String::from_utf8_lossy(&output.stderr).contains("no container is called") {
+        return Vec::new();
+    }
     assert!(output.status.success(), "{output:?}");
     let status: Value = serde_json::from_slice(&output.stdout).unwrap();
     let addresses = &status["containers"][0]["addresses"];
@@ -84,17 +87,17 @@ fn connections_follow_a_container_on(backend: Backend) {
     move_address(old, new);
     for v6 in [false, true] {
         until_lets_out(&agents[0], ends[0], old.address(v6), false);
-        until_lets_out(&agents[1], ends[1], old.address(v6), true);
         // The new place says that no program has the port.
         let to = SocketAddr::new(old.address(v6), 9);
         let refused = peer.run(|| TcpStream::connect_timeout(&to, PATIENCE)).unwrap();
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::ConnectionRefused);
     }
-    asking.finish().failed(1, &["X"]);
-    before.finish().failed(1, &["X"]);
+    asking.finish().failed(1, &["stopped answering on UDP/4791", "RETRY_EXC_ERR"]);
+    before.finish().failed(1, &[]);
     for v6 in [false, true] {
         let mut after = start(new, &agents[1], &serves);
         after.says("waiting for a client");
+        until_lets_out(&agents[1], ends[1], old.address(v6), true);
         asks("-n 200 -s 5000", old.address(v6)).finish().succeeded();
         after.finish().succeeded();
     }
