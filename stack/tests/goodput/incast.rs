@@ -25,9 +25,9 @@ const DELAY: u64 = 5_000;
 const DURATION: u64 = 400_000_000;
 /// From then on messages count.
 const BEGIN: u64 = 200_000_000;
-/// A host sends this much late at most, in nanoseconds. Without it packets keep a phase in which one
-/// host always finds room in the queue, and another never (Floyd, Jacobson: "On traffic phase effects
-/// in packet-switched gateways", 1992).
+/// A host sends this much late at most, in nanoseconds. Without it packets keep a phase in which
+/// one host always finds room in the queue, and another never (Floyd and Jacobson, "On traffic
+/// phase effects in packet-switched gateways", 1992).
 const JITTER: u64 = 4_000;
 
 /// A host: an engine, and a path to each of its peers.
