@@ -586,7 +586,7 @@ mod tests {
     /// Of an introduction that failed nothing stays, also where a program asked meanwhile.
     #[test]
     fn a_refused_word_goes_while_a_port_stays() {
-        let world = World::new("refused", &Config::default());
+        let world = World::new("refused-word", &Config::default());
         let ends = [2_000_000_001, 2_000_000_002];
         let introduced = || {
             let inner = world.containers.lock();
