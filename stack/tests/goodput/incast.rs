@@ -22,9 +22,9 @@ const DEPTH: u64 = 16;
 const RATE: u64 = 10_000_000_000;
 /// From a host to the switch, in nanoseconds.
 const DELAY: u64 = 5_000;
-const DURATION: u64 = 400_000_000;
+const DURATION: u64 = 1_000_000_000;
 /// From then on messages count.
-const BEGIN: u64 = 200_000_000;
+const BEGIN: u64 = 600_000_000;
 /// A host sends this much late at most, in nanoseconds. Without it packets keep a phase in which
 /// one host always finds room in the queue, and another never (Floyd and Jacobson, "On traffic
 /// phase effects in packet-switched gateways", 1992).
@@ -93,6 +93,7 @@ struct Outcome {
     again: u64,
     timeouts: u64,
     overflowed: u64,
+    /// Queue pairs that ended by error.
     errors: u64,
 }
 
@@ -173,7 +174,8 @@ fn run(senders: usize, buffer: u64, marks: u64) -> Outcome {
             it.0.engine.handle_timeout(Time(now), &mut it.0.host);
             for cqe in std::mem::take(&mut it.0.host.completions) {
                 if cqe.status != WcStatus::Success {
-                    outcome.errors += 1;
+                    // Of the first request; those behind it are flushed.
+                    outcome.errors += u64::from(cqe.status == WcStatus::RetryExcErr);
                     continue;
                 }
                 outcome.shares[at] += if now > BEGIN { u64::from(MESSAGE) } else { 0 };
@@ -210,7 +212,7 @@ fn many_hosts_share_the_port_of_a_switch() {
     for (buffer, marks) in
         [(1024, None), (1024, Some(200)), (12 << 10, None), (12 << 10, Some(200))]
     {
-        for senders in [1, 2, 16, 64, 256] {
+        for senders in [2, 16, 64] {
             let result = run(senders, buffer << 10, marks.map_or(u64::MAX, |kib| kib << 10));
             let sum: u64 = result.shares.iter().sum();
             writeln!(
