@@ -294,8 +294,8 @@ pub(crate) fn run() {
             }
             (Some("occupy"), Some(count)) => {
                 let count: u64 = count.parse().expect("a number");
-                let limit = rustix::process::getrlimit(Resource::Nofile);
-                let raised = Rlimit { current: limit.maximum, ..limit };
+                let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;
+                let raised = Rlimit { current: maximum, maximum };
                 rustix::process::setrlimit(Resource::Nofile, raised).expect("as permitted");
                 let stdin = std::io::stdin();
                 let copy = |_| stdin.as_fd().try_clone_to_owned().ok();
@@ -304,16 +304,15 @@ pub(crate) fn run() {
             }
             (Some("obstruct"), Some(count)) => {
                 // Each descriptor's text has a line for each file.
-                let count: usize = count.parse().expect("a number");
-                let limit = rustix::process::getrlimit(Resource::Nofile);
-                let raised = Rlimit { current: limit.maximum, ..limit };
+                let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;
+                let raised = Rlimit { current: maximum, maximum };
                 rustix::process::setrlimit(Resource::Nofile, raised).expect("as permitted");
                 let poll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("a descriptor");
                 let (event, _) = rustix::pipe::pipe().expect("a pipe");
-                for _ in 0..count {
+                for _ in 0..count.parse().expect("a number") {
                     let file = event.try_clone().expect("a descriptor");
-                    let data = epoll::EventData::new_u64(0);
-                    epoll::add(&poll, &file, data, epoll::EventFlags::IN).expect("added");
+                    epoll::add(&poll, &file, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+                        .expect("added");
                     places.extend([file, poll.try_clone().expect("a descriptor")]);
                 }
                 "done".into()
