@@ -3,7 +3,7 @@
 //! super-packet, or, without segmentation, a datagram.
 //!
 //! `cargo bench -p rocinante-benches --bench loss`, as root. It prints a table. There is no delay;
-//! the simulated table beside `stack/tests/goodput.rs` has one.
+//! the simulated table beside `stack/tests/goodput/main.rs` has one.
 
 mod writes;
 

@@ -517,7 +517,7 @@ mod tests {
             ("echo '{\"Load\":[{\"percent\":10,\"us\":[-1,2,3],\"offered\":1,\"achieved\":1,\"peak\":1,\"unloaded\":1}]}'", "cannot be: p50_us -1"),
             ("echo '{\"Load\":[{\"percent\":10,\"us\":[NaN,2,3]}]}'", "printed no figures"),
             ("echo '{\"Load\":[]}'", "no figure of it"),
-            ("echo '{\"Figures\":[]}'", "something else"),
+            ("echo '{\"Figures\":[]}'", "figures of another measurement"),
             ("echo hello", "no figures: \"hello\""),
             ("sleep 60", "did not end"),
         ]
