@@ -179,7 +179,7 @@ pub(crate) mod split {
 pub(crate) mod probes {
     /// Nanoseconds of silence before which a peer is not probed: it may only be busy. More: a lost
     /// last packet is repaired later. Less: peers that wait for a processor are probed in vain. Not
-    /// measured by itself: `stack/tests/goodput.txt` judges it.
+    /// measured by itself: `stack/tests/goodput/goodput.txt` judges it.
     pub(crate) const PATIENCE_NS: u64 = 2_000_000;
     /// Round trips of silence, if that is longer. Effect as above. Not measured: RFC 8985 takes
     /// two.
@@ -195,7 +195,7 @@ pub(crate) mod selective_repeat {
     /// The switch.
     pub(crate) const ENABLED: bool = true;
     /// Newly held packets that are worth a report on their own. More: fewer reports, and losses are
-    /// repaired later. Not measured by itself: `stack/tests/goodput.txt` judges it.
+    /// repaired later. Not measured by itself: `stack/tests/goodput/goodput.txt` judges it.
     pub(crate) const NEWS: u32 = 32;
     /// Fewer are, where another packet is missing before them. Effect and measurement as above.
     pub(crate) const GAP_NEWS: u32 = 8;
@@ -208,11 +208,11 @@ pub(crate) mod selective_repeat {
 pub(crate) mod go_back {
     /// Packets that may follow a retransmission that was lost, the first time; half of them each
     /// further time. More: more sent in vain. Less: a longer pause after the repair. Not measured
-    /// by itself: `stack/tests/goodput.txt` judges it.
+    /// by itself: `stack/tests/goodput/goodput.txt` judges it.
     pub(crate) const BEHIND: u64 = 8;
 }
 
-/// The congestion window (`rc/congestion`). Measured: `stack/tests/goodput.txt`, which each test
+/// The congestion window (`rc/congestion`). Measured: `stack/tests/goodput/goodput.txt`, which each test
 /// run compares. No constant was measured by itself.
 pub(crate) mod congestion {
     /// Packets of the smallest window. More: a bottleneck that holds less loses for ever. Less: no

@@ -6,7 +6,7 @@
 //!   After a loss a [`Pacer`] opens that window in the time of a round trip, because packets that
 //!   were sent in vain are still in flight.
 //! - Cost if wrong: a bottleneck overflows again and again, or a clear path is idle.
-//! - Measured: `stack/tests/goodput.txt`.
+//! - Measured: `stack/tests/goodput/goodput.txt`.
 
 pub(in crate::rc) mod ecn;
 mod loss_delay;
