@@ -212,8 +212,8 @@ pub(crate) mod go_back {
     pub(crate) const BEHIND: u64 = 8;
 }
 
-/// The congestion window (`rc/congestion`). Measured: `stack/tests/goodput/goodput.txt`, which each test
-/// run compares. No constant was measured by itself.
+/// The congestion window (`rc/congestion`). Measured: `stack/tests/goodput/goodput.txt`, which each
+/// test run compares. No constant was measured by itself.
 pub(crate) mod congestion {
     /// Packets of the smallest window. More: a bottleneck that holds less loses for ever. Less: no
     /// packet shows the loss of another.

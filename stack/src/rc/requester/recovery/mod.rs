@@ -6,7 +6,8 @@
 //! - Rule: a report repairs ([`scoreboard`]); silence is probed, first by a tail-loss probe, then
 //!   by the ACK timeout.
 //! - Cost if wrong: every loss costs a timeout, or retransmissions flood a slow receiver.
-//! - Measured: `stack/tests/goodput/goodput.txt`, and the table of losses in `docs/performance/results.md`.
+//! - Measured: `stack/tests/goodput/goodput.txt`, and the table of losses in
+//!   `docs/performance/results.md`.
 
 mod scoreboard;
 
