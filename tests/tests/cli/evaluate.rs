@@ -102,11 +102,9 @@ fn a_killed_study_goes_on_and_has_each_row_once() {
     assert!(same == figures.count() || done.err.contains(other_load), "{}", done.err);
     a_report_is_complete(&whole);
     a_report_is_complete(&dir);
-    // There is nothing left to measure.
-    let text = dir.read("rows.jsonl");
-    if evaluate(&format!("--resume {}", dir.0.display())).err.contains("23 rows are taken") {
-        assert_eq!(dir.rows().len(), expected.len(), "{text}");
-    }
+    // There is nothing left to measure, or all of it on a machine that is busy or quiet by now.
+    let again = evaluate(&format!("--resume {}", dir.0.display())).succeeded();
+    assert_eq!(dir.rows().into_keys().collect::<BTreeSet<_>>(), expected, "{}", again.err);
 }
 
 #[track_caller]
