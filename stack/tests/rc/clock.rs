@@ -277,3 +277,27 @@ fn an_acknowledgement_of_what_is_before_it_leaves_the_probe_a_probe() {
     let counters = solo.end.engine.counters();
     assert_eq!((counters.tail_probes, counters.retransmitted_pkts), (1, 0));
 }
+
+/// The answer to a READ or an atomic measures nothing, above all not what left a second before it.
+#[test]
+fn a_read_or_an_atomic_leaves_the_round_trip_as_it_was() {
+    for atomic in [false, true] {
+        let mut solo = Solo::script();
+        solo.know_round_trip(1000);
+        solo.wait(1_000_000_000);
+        if atomic {
+            solo.add(2, 0).sent();
+            solo.wait(1000);
+            solo.receive_found(1, 7);
+        } else {
+            solo.read(2, 8).sent();
+            solo.wait(1000);
+            solo.receive_data(Opcode::RC_RDMA_READ_RESPONSE_ONLY, 1, &[0; 8]);
+        }
+        assert_eq!(solo.completed(), [(2, WcStatus::Success)]);
+        solo.send(3, 10).sent();
+        assert_eq!(solo.wait_for_timer(), Some(2_000_000), "atomic: {atomic}");
+        assert_eq!(solo.sent(), ["SEND_ONLY #2 10B ack"]);
+        assert_eq!(solo.end.engine.counters().tail_probes, 1);
+    }
+}

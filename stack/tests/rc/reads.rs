@@ -329,6 +329,23 @@ fn a_part_that_is_asked_for_before_it_left_takes_nothing_away() {
     assert!(solo.sent().is_empty());
 }
 
+/// Two parts that are asked for at once leave as one run, with what is between them.
+#[test]
+fn a_second_part_takes_nothing_of_the_first_away() {
+    let mut solo = Solo::script();
+    let [whole, second, last] = [solo.reth(0, 1000), solo.reth(256, 256), solo.reth(768, 232)];
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&whole]);
+    assert_eq!(solo.sent().len(), 4);
+    let run = ["READ_FIRST #1 256B", "READ_MIDDLE #2 256B", "READ_LAST #3 232B"];
+    for order in [[(1, &second), (3, &last)], [(3, &last), (1, &second)]] {
+        for (psn, reth) in order {
+            solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[reth]);
+        }
+        assert_eq!(solo.sent(), run);
+        assert!(solo.sent().is_empty());
+    }
+}
+
 /// The frames of the port are full of other bytes before the engine writes them.
 #[test]
 fn the_pad_of_a_response_is_zero_whatever_was_in_the_frame() {

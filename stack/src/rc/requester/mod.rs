@@ -234,6 +234,7 @@ impl Requester {
     #[inline]
     fn request_left(
         &mut self,
+        now: Time,
         request: &ResponseRequest,
         sq: &SendQueue,
         params: &ConnParams,
@@ -246,6 +247,8 @@ impl Requester {
         self.responses.push_back(Outstanding { first: packet.psn, last, response });
         self.acks.asked(packet.psn);
         self.recovery.set_probe(Probe::Nothing);
+        // Its response is long, and no measure of the path. Nor is it one of what left before.
+        self.round_trip.sent(packet.psn, now, true);
         self.snd_nxt = last + 1;
         self.snd_max = self.snd_max.max(self.snd_nxt);
         if self.snd_nxt > sq.get(packet.index).last() {

@@ -145,10 +145,10 @@ impl Records {
         };
         let Some(until) = until else { return false };
         let pending = record.next <= record.until;
-        if pending && record.next <= psn && until <= record.until {
-            return true; // It will be sent anyway.
-        }
         record.until = if pending { until.max(record.until) } else { until };
+        if pending && record.next <= psn {
+            return true; // The run under way comes to it.
+        }
         (record.from, record.next) = (psn, psn);
         self.unsent = self.unsent.min(at);
         true
