@@ -5,6 +5,7 @@
 //! thread answers. The senders sleep for completions, because there may be more of them than cores.
 //! All count within the same window of time, so their sum is the arrivals in it.
 
+use std::io::Read as _;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
@@ -102,7 +103,8 @@ pub(super) fn receive(
             None => {
                 exchange.barrier("listening")?;
                 let (mut stream, _) = streams.accept().map_err(failed)?;
-                std::thread::spawn(move || std::io::copy(&mut stream, &mut std::io::sink()));
+                let bytes = QUEUED * step.size;
+                std::thread::spawn(move || stream_into(&mut stream, bytes));
                 None
             }
         };
@@ -164,15 +166,30 @@ pub(super) fn send(
     say(exchange, &flow(&connected, window, step)?)
 }
 
-/// Writes to a stream that sleeps until the window is over. Returns the bytes within the window.
+/// Writes to a stream that sleeps until the window is over, from as much memory as the messages of
+/// a queue pair. Returns the bytes within the window.
 pub(super) fn stream_until(stream: &mut TcpStream, window: Window, size: usize) -> Result<u64> {
-    let (message, mut sent, mut count) = (vec![0x5a; size], 0, Count::default());
-    while !window.left()[1].is_zero() {
-        peers::write_all(stream, &message).map_err(peers::failed("TCP"))?;
+    let (memory, mut sent, mut count) = (vec![0x5a; QUEUED * size], 0, Count::default());
+    for message in memory.chunks(size).cycle() {
+        if window.left()[1].is_zero() {
+            break;
+        }
+        peers::write_all(stream, message).map_err(peers::failed("TCP"))?;
         sent += message.len() as u64;
         count.see(window, now(), sent);
     }
     Ok(count.bytes())
+}
+
+/// Reads a stream to its end, into this much memory again and again.
+pub(super) fn stream_into(stream: &mut TcpStream, bytes: usize) -> std::io::Result<()> {
+    let (mut memory, mut at) = (vec![0; bytes], 0);
+    loop {
+        match stream.read(&mut memory[at..])? {
+            0 => return Ok(()),
+            read => at = (at + read) % bytes,
+        }
+    }
 }
 
 /// Sends until the window is over. Sleeps for completions.

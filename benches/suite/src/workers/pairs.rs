@@ -21,7 +21,7 @@ use super::cost;
 use super::fan_in::{self, Sent, Window};
 use super::job::{Outcome, Work};
 use super::measure::{Measure, Step};
-use super::ours::PATIENCE;
+use super::ours::{PATIENCE, QUEUED};
 use super::peers::{self, failed, ping_pong, quantile_us, read_all, write_all};
 use super::place::{Link, Places, parsed};
 
@@ -157,7 +157,6 @@ fn stream(
     exchange: &mut Exchange,
 ) -> Result<Paired> {
     let mut stream = peers::connect(side, ends, exchange)?;
-    let mut message = vec![0x5a; pairing.size.max(PROBE)];
     let in_tcp = failed("TCP");
     if pairing.probes {
         if side == Side::First {
@@ -173,7 +172,7 @@ fn stream(
         return Ok(Paired { probe_us, ..Paired::default() });
     }
     if side == Side::Second {
-        while std::io::Read::read(&mut stream, &mut message).map_err(&in_tcp)? > 0 {}
+        fan_in::stream_into(&mut stream, QUEUED * pairing.size).map_err(&in_tcp)?;
         return Ok(Paired::default());
     }
     let bytes = fan_in::stream_until(&mut stream, window()?, pairing.size)?;
