@@ -67,7 +67,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let own_signals = matches!(
         command,
         Command::Demo(_)
-            | Command::PolicyCheck(_)
+            | Command::PolicyCheck(policy::Args { live: None, .. })
             | Command::LabWorker(_)
             | Command::Run(_)
             | Command::Guardian(_)

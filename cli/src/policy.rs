@@ -21,6 +21,7 @@ use rocinante_lab::{
 };
 use serde::Serialize;
 
+use crate::ending;
 use crate::output::{self, Failure, Output, rounded};
 use crate::workers::Workers;
 use install::Trouble;
@@ -194,7 +195,9 @@ impl Report {
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
     if let Some(name) = &args.live {
+        let _attentive = ending::attentive();
         let looked = live::look(name, args.probe).map_err(Failure::Failed);
+        let looked = looked.and_then(|live| ending::check_signal().map(|()| live));
         for line in looked.iter().flat_map(live::lines) {
             out.line(line);
         }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use rocinante_netdev::Interface;
 use rocinante_netdev::for_agent::rtnl::{Queued, queues};
+use rocinante_netdev::handed::page::ROWS_MAX;
 use serde::Serialize;
 use serde_json::json;
 
@@ -59,6 +60,9 @@ pub struct Args {
     json: bool,
 }
 
+/// Queue pairs of one container that are kept when they are gone: those of two pages.
+const AWAY_MAX: usize = 2 * ROWS_MAX;
+
 /// A container at one moment.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Container {
@@ -72,6 +76,9 @@ pub(crate) struct Container {
     pub(crate) counters: BTreeMap<String, BTreeMap<String, u64>>,
     /// By a key of the device and the number.
     pub(crate) queue_pairs: BTreeMap<(String, u32), QueuePair>,
+    /// Those of earlier moments that are not among them, for when they are again: a page may have
+    /// changed while it was read.
+    pub(crate) away: BTreeMap<(String, u32), QueuePair>,
     pub(crate) limits: Vec<Limit>,
     pub(crate) queues: Vec<Queue>,
     /// Pages that changed whenever they were read.
@@ -86,8 +93,11 @@ impl Container {
         Self { name: name.to_owned(), ..Self::default() }
     }
 
-    /// Has the last counters of pages that could not be read now.
+    /// Has the last counters of pages that could not be read now, and the last queue pairs.
     fn keep(&mut self, before: &Self) {
+        let earlier = before.queue_pairs.iter().chain(&before.away);
+        let away = earlier.filter(|(key, _)| !self.queue_pairs.contains_key(key));
+        self.away = away.take(AWAY_MAX).map(|(key, qp)| (key.clone(), qp.clone())).collect();
         if self.unread > 0 {
             for (key, counters) in &before.counters {
                 self.counters.entry(key.clone()).or_insert_with(|| counters.clone());

@@ -25,16 +25,17 @@ const OF_PORTS: [Effect; 3] = [Effect::Bypassed, Effect::Binds, Effect::Binds];
 /// backends that each binds. None if no agent runs, or none that knows the container. Error: why
 /// the agent cannot be asked.
 pub(super) fn limits(end: &str, namespace: u64) -> io::Result<Vec<(String, [Effect; 3])>> {
-    let container = match ask(end) {
-        Ok(container) => container.filter(|it| it["namespace"] == namespace),
-        Err(Errno::NOENT | Errno::CONNREFUSED) => None,
-        Err(error) => return Err(error.into()),
-    };
-    Ok(container.map(|container| of(&container)).unwrap_or_default())
+    match ask(end) {
+        Ok((agent, Some(container))) if container["namespace"] == namespace => {
+            Ok(of(&agent, &container))
+        }
+        Ok(_) | Err(Errno::NOENT | Errno::CONNREFUSED) => Ok(Vec::new()),
+        Err(error) => Err(error.into()),
+    }
 }
 
-/// The container in the status of the agent.
-fn ask(end: &str) -> Result<Option<Value>, Errno> {
+/// The agent's own status, and that of the container.
+fn ask(end: &str) -> Result<(Value, Option<Value>), Errno> {
     let kind = SocketType::SEQPACKET;
     let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
     for direction in [Timeout::Recv, Timeout::Send] {
@@ -43,20 +44,20 @@ fn ask(end: &str) -> Result<Option<Value>, Errno> {
     connect(&socket, &SocketAddrUnix::new(CONTROL)?)?;
     let request = json!({ "version": 1, "command": "status", "name": end });
     send(&socket, request.to_string().as_bytes(), SendFlags::NOSIGNAL)?;
-    let mut bytes = vec![0; BYTES_MAX];
+    let (mut bytes, mut agent) = (vec![0; BYTES_MAX], Value::Null);
     loop {
         let (length, _) = recv(&socket, &mut bytes[..], RecvFlags::empty())?;
         let reply: Value = serde_json::from_slice(&bytes[..length]).map_err(|_| Errno::BADMSG)?;
-        match reply.get("container") {
-            Some(container) => return Ok(Some(container.clone())),
-            None if reply.get("agent").is_some() => {}
-            None => return Ok(None),
+        match (reply.get("container"), reply.get("agent")) {
+            (Some(container), _) => return Ok((agent, Some(container.clone()))),
+            (None, Some(own)) => agent = own.clone(),
+            (None, None) => return Ok((agent, None)),
         }
     }
 }
 
-/// The limits in the status of a container.
-fn of(container: &Value) -> Vec<(String, [Effect; 3])> {
+/// The limits in the status of a container, and of its agent.
+fn of(agent: &Value, container: &Value) -> Vec<(String, [Effect; 3])> {
     let class = &container["class"];
     let name = format!("agent, class {}", class["name"]);
     let mut limits = Vec::new();
@@ -73,9 +74,17 @@ fn of(container: &Value) -> Vec<(String, [Effect; 3])> {
         }
     }
     // Of the uplinks that the agent shares.
+    let uplinks = agent["uplinks"].as_array().map_or(&[][..], Vec::as_slice);
+    let fault = match uplinks.iter().find_map(|uplink| uplink["fault"].as_str()) {
+        _ if uplinks.is_empty() => Some("the agent shares no uplink"),
+        fault => fault,
+    };
     for share in ["uplink_rate", "uplink_ceil"] {
         let Some(bits) = class[share].as_u64() else { continue };
-        limits.push((format!("{name}: {share} {bits} bit/s"), BINDS));
+        limits.push(match fault {
+            Some(fault) => (format!("{name}: {share} is not in force: {fault}"), NONE),
+            None => (format!("{name}: {share} {bits} bit/s"), BINDS),
+        });
     }
     let others = class.as_object().into_iter().flatten();
     let is_other = |key: &str| key != "name" && !key.ends_with("_rate") && !key.ends_with("_ceil");
@@ -102,17 +111,30 @@ mod tests {
         });
         let first = r#"agent, class "half": "#;
         let line = |text: &str| format!("{first}{text}");
+        let mut agent = json!({ "uplinks": [{ "interface": "eth0" }] });
         let ports = (line("ports_max 8"), OF_PORTS);
         let share = (line("uplink_rate 700 bit/s"), BINDS);
         let rates = [
             (line("ingress_rate 500 bit/s by a shaper"), BINDS),
             (line("egress_rate 600 bit/s by a policer"), BINDS),
         ];
-        assert_eq!(of(&container), [&rates[..], &[share.clone(), ports.clone()]].concat());
+        let all = [&rates[..], &[share.clone(), ports.clone()]].concat();
+        assert_eq!(of(&agent, &container), all);
         container["rate_fault"] = "htb 1: is there".into();
         let fault = |rate: &str| (line(&format!("{rate} is not in force: htb 1: is there")), NONE);
-        assert_eq!(of(&container), [fault("ingress_rate"), fault("egress_rate"), share, ports]);
+        let faults = [fault("ingress_rate"), fault("egress_rate")];
+        let all = [&faults[..], &[share, ports.clone()]].concat();
+        assert_eq!(of(&agent, &container), all);
+        for (uplinks, why) in [
+            (json!([]), "the agent shares no uplink"),
+            (json!([{ "interface": "eth0" }, { "fault": "eth1: is gone" }]), "eth1: is gone"),
+        ] {
+            agent["uplinks"] = uplinks;
+            let share = (line(&format!("uplink_rate is not in force: {why}")), NONE);
+            let all = [&faults[..], &[share, ports.clone()]].concat();
+            assert_eq!(of(&agent, &container), all);
+        }
         let gone = (line("which is not configured: no ports"), OF_PORTS);
-        assert_eq!(of(&json!({ "class": { "name": "half" } })), [gone]);
+        assert_eq!(of(&agent, &json!({ "class": { "name": "half" } })), [gone]);
     }
 }

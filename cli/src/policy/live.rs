@@ -4,6 +4,7 @@
 use std::net::{IpAddr, UdpSocket};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rocinante_lab::{Chain as Base, LabError, Netns, Rule};
 use rocinante_netdev::{Interface, unlisted_rules};
@@ -12,12 +13,16 @@ use serde_json::Value;
 
 use super::agent;
 use super::table::{ALL as BINDS, BACKENDS, Effect, NONE as BYPASSED, NOT_AFXDP, UDP_ONLY};
+use crate::ending;
 use crate::messages::PROBE;
 
 /// Disciplines that an interface has by default, or that only schedule.
 const PLAIN: [&str; 6] = ["noqueue", "pfifo_fast", "pfifo", "fq_codel", "mq", "fq"];
 /// Datagrams of a probe.
 const PROBES: u64 = 10;
+/// How long to wait for them at the host's end, and between two looks.
+const PROBE_TIME: Duration = Duration::from_secs(1);
+const PROBE_PAUSE: Duration = Duration::from_millis(20);
 
 /// A rule or a shaper on the path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -137,11 +142,25 @@ type Addresses = [(IpAddr, u8)];
 struct Chain {
     family: String,
     hook: String,
-    /// Of a `netdev` chain; empty if `nft` does not list them.
+    /// Of a chain of interfaces; empty if `nft` does not list them.
     devices: Vec<String>,
     /// Its table and its name.
     names: [String; 2],
     what: String,
+}
+
+impl Chain {
+    /// Its family and hook. A chain of `inet` at ingress is one of interfaces, as all of `netdev`.
+    fn place(&self) -> (&str, &str) {
+        match (self.family.as_str(), self.hook.as_str()) {
+            ("inet", "ingress") => ("netdev", "ingress"),
+            place => place,
+        }
+    }
+
+    fn is_of_interfaces(&self) -> bool {
+        self.place().0 == "netdev"
+    }
 }
 
 /// The base chains of a rule set that may do something.
@@ -178,7 +197,7 @@ fn chains(ruleset: &Value) -> Vec<Chain> {
 /// The base chains of a namespace that may do something, with their interfaces.
 fn all_chains(netns: &Netns) -> Result<Vec<Chain>, LabError> {
     let mut chains = chains(&netns.json("nft -j list ruleset")?);
-    for chain in chains.iter_mut().filter(|c| c.family == "netdev" && c.devices.is_empty()) {
+    for chain in chains.iter_mut().filter(|c| c.is_of_interfaces() && c.devices.is_empty()) {
         let [table, name] = &chain.names;
         // Unlike the JSON of nft 1.0.6, the text names the interfaces.
         let list = format!("nft list chain {} {table} {name}", chain.family);
@@ -187,7 +206,7 @@ fn all_chains(netns: &Netns) -> Result<Vec<Chain>, LabError> {
     Ok(chains)
 }
 
-/// The interfaces in the text of a `netdev` chain: `device "a"`, `devices = { a, b }`.
+/// The interfaces in the text of a chain: `device "a"`, `devices = { a, b }`.
 fn devices(chain: &str) -> Vec<String> {
     let hook = chain.lines().find(|line| line.contains("hook")).unwrap_or_default();
     let Some((_, after)) = hook.split_once("device") else { return Vec::new() };
@@ -243,8 +262,8 @@ impl Live {
         let mut chains = all_chains(own)?;
         chains.extend(self.unlisted(own, "own", &[&pair.inner], addresses)?);
         for chain in chains {
-            let here = chain.family != "netdev" || chain.devices.contains(&pair.inner);
-            let effect = match (chain.family.as_str(), chain.hook.as_str()) {
+            let here = !chain.is_of_interfaces() || chain.devices.contains(&pair.inner);
+            let effect = match chain.place() {
                 ("netdev", "egress") => NOT_AFXDP,
                 ("bridge" | "arp", _) | (_, "forward") => continue,
                 _ => UDP_ONLY,
@@ -263,7 +282,8 @@ impl Live {
 
     fn host(&mut self, host: &Netns, pair: &Pair, addresses: &Addresses) -> Result<(), LabError> {
         self.disciplines(host, "host", &pair.outer, BINDS)?;
-        let redirection = self.filters(host, "host", &pair.outer, [BINDS, BINDS])?;
+        let mut redirection = self.filters(host, "host", &pair.outer, [BINDS, BINDS])?;
+        redirection = redirection.or(agent_shaper(host, &pair.outer)?.map(|name| vec![name]));
         for device in redirection.iter().flatten() {
             self.disciplines(host, "host", device, BINDS)?;
         }
@@ -287,7 +307,7 @@ impl Live {
         chains.extend(self.unlisted(host, "host", &interfaces, addresses)?);
         for chain in chains {
             let devices = &chain.devices;
-            let effect = match (chain.family.as_str(), chain.hook.as_str()) {
+            let effect = match chain.place() {
                 ("netdev", "ingress") if devices.contains(&pair.outer) => {
                     if redirection.is_some() {
                         self.warnings.push(format!(
@@ -389,6 +409,16 @@ impl Live {
     }
 }
 
+/// The device to which the agent's program redirects the ingress of this one, if it does
+/// (docs/agent.md).
+fn agent_shaper(host: &Netns, outer: &str) -> Result<Option<String>, LabError> {
+    host.run(|| {
+        let index = Interface::by_name(outer).ok()?.index;
+        let name = format!("roce-{index}");
+        Interface::by_name(&name).is_ok().then_some(name)
+    })
+}
+
 /// The devices that these filters redirect to, if one redirects.
 fn redirected(filters: &Value) -> Option<Vec<String>> {
     let filters = filters.as_array().into_iter().flatten();
@@ -458,10 +488,14 @@ fn count_probe(
     let sent = (0..PROBES).filter(|_| socket.send_to(b"probe", (peer, PROBE)).is_ok());
     let sent = sent.count() as u64;
     // The kernel first asks for the neighbour's address.
-    std::thread::sleep(std::time::Duration::from_millis(300));
-    let counted = seen.counter()?;
+    let deadline = Instant::now() + PROBE_TIME;
+    let mut counted = seen.counter()?.packets;
+    while counted < sent && Instant::now() < deadline && ending::check_signal().is_ok() {
+        std::thread::sleep(PROBE_PAUSE);
+        counted = seen.counter()?.packets;
+    }
     seen.remove()?;
-    Ok((sent, counted.packets))
+    Ok((sent, counted))
 }
 
 /// The lines for people.

@@ -72,12 +72,14 @@ fn began(pid: u32) -> Option<u64> {
     behind.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// Whether a process has the directory in its environment: its start time differs in another time
-/// namespace.
-fn has_environment(pid: u64, root: &Path) -> bool {
-    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+/// Whether a process has the directory in its environment: one that its program left behind, or
+/// itself, whose start time differs in another time namespace.
+fn is_named(root: &Path) -> bool {
     let variable = format!("{PATHS_VARIABLE}={}", root.display());
-    environment.split(|byte| *byte == 0).any(|entry| entry == variable.as_bytes())
+    fs::read_dir("/proc").into_iter().flatten().flatten().any(|process| {
+        let environment = fs::read(process.path().join("environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|entry| entry == variable.as_bytes())
+    })
 }
 
 /// Removes the directories of processes that are gone. It keeps those of another PID namespace,
@@ -91,7 +93,7 @@ fn clean(place: &Path) {
             (words.next(), words.next(), words.next())
             && space == own
             && u32::try_from(pid).ok().and_then(began) != Some(since)
-            && !has_environment(pid, &entry.path())
+            && !is_named(&entry.path())
         {
             let _ = fs::remove_dir_all(entry.path());
         }
@@ -113,6 +115,20 @@ mod tests {
         for name in [&own, &gone, &elsewhere, "counters-x"] {
             fs::create_dir(place.join(name)).unwrap();
         }
+        // A child of a program that has ended.
+        let child = std::process::Command::new("sleep")
+            .arg("3600")
+            .env(PATHS_VARIABLE, place.join(&gone))
+            .spawn();
+        let mut child = child.unwrap();
+        while !is_named(&place.join(&gone)) {
+            assert!(child.try_wait().unwrap().is_none());
+            std::thread::yield_now();
+        }
+        clean(&place);
+        assert!(place.join(&gone).exists());
+        child.kill().unwrap();
+        child.wait().unwrap();
         clean(&place);
         let mut left: Vec<String> = fs::read_dir(&place)
             .unwrap()

@@ -125,7 +125,7 @@ fn of(before: Option<&Container>, now: &Container, seconds: f64) -> ContainerRat
     netdevs.sort_unstable();
     netdevs.dedup();
     let queue_pairs = now.queue_pairs.iter().map(|(key, qp)| {
-        let before = before.and_then(|it| it.queue_pairs.get(key));
+        let before = before.and_then(|it| it.queue_pairs.get(key).or_else(|| it.away.get(key)));
         queue_pair(key.1, before, qp, seconds)
     });
     let drops = drops.map(|(reason, count)| (reason.to_owned(), count)).collect();
@@ -256,6 +256,33 @@ mod tests {
         let mut later = moment(2, container(&[("1", &[("retrans_pkts", 5_001)])]));
         let rates = Rates::between(&now, &mut later).containers.pop().expect("one");
         assert_eq!((rates.retransmitted, rates.unread), (1, 0));
+    }
+
+    #[test]
+    fn a_queue_pair_that_was_away_counts_from_where_it_was() {
+        let at = Instant::now();
+        let moment = |seconds, qps: &[(u32, u32)]| {
+            let mut it = container(&[]);
+            for (qpn, repeated) in qps {
+                let qp = QueuePair { repeated: *repeated, ..QueuePair::default() };
+                it.queue_pairs.insert(("1".into(), *qpn), qp);
+            }
+            Moment { at: at + Duration::from_secs(seconds), containers: vec![it] }
+        };
+        let mut last = moment(0, &[(17, 5_000), (18, 9)]);
+        let looks = [
+            (vec![(18, 10)], vec![1]),
+            (vec![(18, 12)], vec![2]),
+            (vec![(17, 5_003), (18, 12)], vec![3, 0]),
+            (vec![(17, 5_004), (19, 7)], vec![1, 7]),
+        ];
+        for (seconds, (qps, due)) in (1..).zip(looks) {
+            let mut now = moment(seconds, &qps);
+            let rates = Rates::between(&last, &mut now).containers.pop().expect("one");
+            let all = rates.queue_pairs.iter().map(|qp| qp.retransmitted);
+            assert_eq!(all.collect::<Vec<_>>(), due);
+            last = now;
+        }
     }
 
     #[test]
