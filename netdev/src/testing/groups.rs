@@ -9,6 +9,8 @@ use crate::testing::sides::{self, ip, on_each, open, sides, spec};
 use crate::testing::testns::{NetNs, arrives, has_arrivals, or_skip};
 use crate::{AnyPort, Backend, PathSpec, Port, RxDatagram};
 
+const PATIENCE: Duration = Duration::from_secs(20);
+
 const GROUPS: [(&str, &str, &str); 2] =
     [("10.9.0.1", "10.9.0.2", "239.9.2.3"), ("fd09::1", "fd09::2", "ff15::9:77")];
 
@@ -36,7 +38,7 @@ type Received = (u8, usize, IpAddr, IpAddr);
 /// Receives until `want` datagrams have arrived. That takes a while if a neighbour must be resolved
 /// on an interface that has just come up.
 fn receive(port: &mut AnyPort, want: usize) -> Vec<Received> {
-    receive_for(port, want, Duration::from_secs(5))
+    receive_for(port, want, PATIENCE)
 }
 
 /// Asserts that nothing arrives.
@@ -104,14 +106,18 @@ fn groups_take_turns(backend: Backend) -> Result<(), String> {
     for group in groups {
         send(&pair.a, &mut a, ("10.9.0.1", group), &[64, 65, 66, 67]);
     }
-    let end = Instant::now() + Duration::from_secs(5);
+    let end = Instant::now() + PATIENCE;
+    // Each group's have come before the first is read.
+    let waiting = || {
+        let all = pair.b.run(|| crate::udp::holder::sockets(4791));
+        all.iter().filter(|socket| socket.queued_bytes > 0).count()
+    };
+    while waiting() < groups.len() {
+        assert!(Instant::now() < end, "{} groups have something", waiting());
+    }
     let (mut turns, mut first) = (Vec::new(), Vec::new());
     while turns.len() < 12 && Instant::now() < end {
         descriptors::wait_readable(b.wait_fd(), 20).expect("poll");
-        if first.is_empty() {
-            // All have come before the first is read.
-            std::thread::sleep(Duration::from_millis(100));
-        }
         let mut round = Vec::new();
         b.receive(1, |d| round.push(d.dst)).expect("alive");
         first.extend(round.first().copied());
@@ -168,7 +174,7 @@ fn groups_come_and_go(backend: Backend) -> Result<(), String> {
     }
     let budgeted = |b: &mut AnyPort, budget: usize| {
         let mut heard = Vec::new();
-        let end = Instant::now() + Duration::from_secs(5);
+        let end = Instant::now() + PATIENCE;
         while heard.is_empty() && Instant::now() < end {
             descriptors::wait_readable(b.wait_fd(), 20).expect("poll");
             b.receive(budget, |d: RxDatagram<'_>| heard.push(d.dst)).expect("alive");
@@ -235,7 +241,7 @@ fn what_cannot_be_joined_is_refused() {
     // A program that does not share the port. Between fork and exec, other tests' children hold
     // copies of closed sockets.
     let bind = || std::net::UdpSocket::bind("239.9.2.0:4791");
-    let bind = || descriptors::patiently(libc::EADDRINUSE, Duration::from_secs(3), bind);
+    let bind = || descriptors::patiently(libc::EADDRINUSE, PATIENCE, bind);
     let taken = pair.b.run(bind).expect("a socket");
     let mut b = open(&pair.b, Backend::Udp, &["10.9.0.2"]).expect("a port");
     let error = join(&pair.b, &mut b, "239.9.2.0").expect_err("taken");

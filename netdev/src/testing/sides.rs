@@ -122,7 +122,7 @@ pub(crate) fn open_shards(
     count: usize,
 ) -> Result<Vec<AnyPort>, OpenError> {
     let own: Vec<IpAddr> = own.iter().map(|address| ip(address)).collect();
-    let end = Instant::now() + Duration::from_secs(3);
+    let end = Instant::now() + Duration::from_secs(20);
     ns.run(|| {
         let iface = Interface::by_name("v0").expect("v0");
         loop {

@@ -122,14 +122,16 @@ pub(crate) fn has_address(address: &str) -> io::Result<()> {
 }
 
 impl Pair {
-    /// As [`new`](Self::new), after the kernel has announced everything about the new link in `a`:
-    /// it notes a carrier up to a second later.
+    /// As [`new`](Self::new), after the kernel has announced everything about the new link: it
+    /// notes a carrier up to a second later.
     pub(crate) fn new_in_calm() -> io::Result<Self> {
         let pair = Self::new()?;
         let end = Instant::now() + Duration::from_secs(60);
-        while !pair.a.sh("ip -o link show v0").contains("state UP") {
-            assert!(Instant::now() < end, "the link does not come up");
-            std::thread::sleep(Duration::from_millis(10));
+        for ns in [&pair.a, &pair.b] {
+            while !ns.sh("ip -o link show v0").contains("state UP") {
+                assert!(Instant::now() < end, "the link does not come up");
+                std::thread::sleep(Duration::from_millis(10));
+            }
         }
         Ok(pair)
     }

@@ -13,7 +13,7 @@ fn choose_in_thread(name: &str, want: Option<Backend>) -> Result<Choice, OpenErr
     let addresses: Vec<IpAddr> = iface.addresses.iter().map(|(a, _)| *a).collect();
     // A child process of another test may hold a copy of a closed socket between fork and exec.
     let mut last = None;
-    for _ in 0..100 {
+    for _ in 0..1000 {
         match choose(&iface, &addresses[..1], want, &PortConfig::default(), &Agent::off()) {
             Err(e) if e.errno() == libc::EADDRINUSE => last = Some(Err(e)),
             Ok((_, choice)) if choice.tried.iter().any(|(_, why)| why.contains("4791")) => {
@@ -23,7 +23,7 @@ fn choose_in_thread(name: &str, want: Option<Backend>) -> Result<Choice, OpenErr
         }
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    last.expect("a hundred attempts")
+    last.expect("a thousand attempts")
 }
 
 fn choose_in(ns: &NetNs, want: Option<Backend>) -> Choice {

@@ -243,7 +243,7 @@ fn a_path_turns_when_its_own_frames_are_gone_whatever_waits_on_others() {
 /// Nothing is sent, and the table is maintained only when there are announcements to read.
 #[test]
 fn an_idle_path_is_told_of_changes() {
-    let pair = or_skip!(Pair::new());
+    let pair = or_skip!(Pair::new_in_calm());
     pair.a.sh("ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:07 dev v0
                ip neigh add 10.9.0.9 lladdr 02:00:00:00:00:09 dev v0
                ip route add 192.0.2.0/24 via 10.9.0.7");

@@ -6,17 +6,41 @@ use super::*;
 use crate::sharing::last_will::LastWill;
 use crate::sharing::locks::Locks;
 
-/// The notes of processes that have gone, as `of` finds them.
-fn left(of: &Process) -> Vec<(IpAddr, [u8; NOTE_BYTES])> {
+type Note = (IpAddr, [u8; NOTE_BYTES]);
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The notes of processes that have gone, as `of` finds them, until they are enough or for so long.
+fn left_within(of: &Process, time: Duration, enough: impl Fn(&[Note]) -> bool) -> Vec<Note> {
     let mut all = Vec::new();
-    let end = Instant::now() + Duration::from_millis(300);
-    while all.is_empty() && Instant::now() < end {
-        all = of.slots.left();
-        of.slots.forget_left();
+    let end = Instant::now() + time;
+    while !enough(&all) && Instant::now() < end {
+        all.extend(of.slots.left());
+        forget(of);
         std::thread::sleep(Duration::from_millis(1));
     }
     all.sort_unstable();
     all
+}
+
+/// Forgets what has been returned: that fails while another process is joining or leaving.
+pub(super) fn forget(of: &Process) {
+    let end = Instant::now() + PATIENCE;
+    let is_done = |it: &Shared| it.returned.lock().expect("whole").is_empty();
+    while !of.slots.shared.iter().all(is_done) {
+        assert!(Instant::now() < end, "they stay");
+        of.slots.forget_left();
+    }
+}
+
+/// This number of them.
+fn left(of: &Process, count: usize) -> Vec<Note> {
+    left_within(of, PATIENCE, |all| all.len() >= count)
+}
+
+/// Those that come soon, if any do.
+fn soon_left(of: &Process) -> Vec<Note> {
+    left_within(of, Duration::from_millis(300), |all| !all.is_empty())
 }
 
 fn note(mark: u8) -> [u8; NOTE_BYTES] {
@@ -38,29 +62,29 @@ fn notes_of_a_process_that_has_gone_are_told_to_the_leader() {
     third.slots.note(here[0], 7, &note(30));
     other.slots.note(here[0], 1, &note(41));
     first.slots.note(here[0], 1, &note(1));
-    assert_eq!(left(&first), [], "nobody has gone");
+    assert_eq!(soon_left(&first), [], "nobody has gone");
     drop(second);
-    assert_eq!(left(&first), [(here[0], note(7)), (here[0], note(9)), (here[1], note(70))]);
-    assert_eq!((left(&first), left(&third)), (vec![], vec![]), "once, and to one");
+    assert_eq!(left(&first, 3), [(here[0], note(7)), (here[0], note(9)), (here[1], note(70))]);
+    assert_eq!((soon_left(&first), soon_left(&third)), (vec![], vec![]), "once, and to one");
     // A place is used again.
     other.slots.note(here[0], 2, &note(42));
     other.slots.drop_note(here[0], 1);
     other.slots.note(here[0], 3, &note(43));
     other.slots.note(here[0], 3, &note(44));
     drop(other);
-    assert_eq!(left(&first), [(here[0], note(42)), (here[0], note(44))]);
+    assert_eq!(left(&first, 2), [(here[0], note(42)), (here[0], note(44))]);
     // The one that follows hears of the one that led.
     assert_eq!(first.ports[0].maintain(), None);
     drop(first);
     let mut third = third;
     follow(&mut [&mut third], &here);
-    assert_eq!(left(&third), [(here[0], note(1))]);
+    assert_eq!(left(&third, 1), [(here[0], note(1))]);
 }
 
 /// Who has read them may die before anything came of it.
 #[test]
 fn notes_stay_until_they_are_forgotten_and_no_process_takes_their_slot_before() {
-    let here = address(24);
+    let here = address(26);
     let first = process(&[here], 1);
     let gone: Vec<Process> = (0..ROOM_MIN + 4).map(|_| process(&[here], 1)).collect();
     for (nth, it) in gone.iter().enumerate() {
@@ -72,9 +96,9 @@ fn notes_stay_until_they_are_forgotten_and_no_process_takes_their_slot_before() 
     let next = process(&[here], 1);
     assert!(!used.contains(&next.slots.first()), "{next:?} of {used:?}", next = next.slots);
     let told = |of: &Process| {
-        let end = Instant::now() + Duration::from_secs(5);
+        let end = Instant::now() + PATIENCE;
         let mut told = Vec::new();
-        while told.is_empty() && Instant::now() < end {
+        while told.len() < ROOM_MIN + 4 && Instant::now() < end {
             told = of.slots.left();
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -85,11 +109,11 @@ fn notes_stay_until_they_are_forgotten_and_no_process_takes_their_slot_before() 
     let mut next = next;
     follow(&mut [&mut next], &[here]);
     assert_eq!(told(&next), ROOM_MIN + 4, "to the one that follows, too");
-    next.slots.forget_left();
+    forget(&next);
     let mut third = process(&[here], 1);
     drop(next);
     follow(&mut [&mut third], &[here]);
-    assert_eq!(left(&third), []);
+    assert_eq!(soon_left(&third), []);
     assert!(used.contains(&process(&[here], 1).slots.first()), "their slots are used anew");
 }
 
@@ -103,7 +127,7 @@ fn a_slot_that_is_used_anew_has_no_notes_of_the_process_before() {
     drop(second);
     // A process may be faster than the one that leads.
     first.shared_take(slot);
-    assert_eq!(left(&first), []);
+    assert_eq!(soon_left(&first), []);
 }
 
 impl Process {
@@ -132,7 +156,7 @@ fn a_file_with_nonsense_tells_nonsense_and_harms_nobody() {
         nonsense.fill(value);
         locks.write(&nonsense, layout::NOTES_AT).expect("written");
         drop(lease(&[here], 1).expect("a slot"));
-        let told = left(&first);
+        let told = soon_left(&first);
         // Those of slots without a process, as far as there are places. The rest is zero.
         assert!(told.len() <= counts / NOTE_BYTES && told.iter().all(|(at, _)| *at == here));
         assert!(told.iter().all(|(_, it)| *it != note(7) && *it != note(1)), "of the living");
@@ -141,7 +165,8 @@ fn a_file_with_nonsense_tells_nonsense_and_harms_nobody() {
     second.slots.note(here, 8, &note(8));
     assert_eq!(second.slots.first(), 1);
     drop(second);
-    assert!(left(&first).contains(&(here, note(8))));
+    let found = left_within(&first, PATIENCE, |all| all.contains(&(here, note(8))));
+    assert!(found.contains(&(here, note(8))), "{found:?}");
     // The room is limited; it is had again.
     let third = process(&[here], 1);
     for key in 0..5000 {
@@ -150,7 +175,7 @@ fn a_file_with_nonsense_tells_nonsense_and_harms_nobody() {
     (0..5000).for_each(|key| third.slots.drop_note(here, key));
     (0..10).for_each(|key| third.slots.note(here, key, &note(4)));
     drop(third);
-    assert_eq!(left(&first), [(here, note(4)); 10]);
+    assert_eq!(left(&first, 10), [(here, note(4)); 10]);
 }
 
 /// Another version may have made the file, or a process that may write no longer ones.

@@ -19,7 +19,7 @@ fn a_burst_of_2000_within_the_budget_loses_nothing() {
         for i in 0..2000 {
             send(&mut a, path, &pattern(len, i));
         }
-        let end = Instant::now() + Duration::from_secs(2);
+        let end = Instant::now() + PATIENCE;
         a.flush(|failure| panic!("{failure:?}"));
         while a.wants_write() && Instant::now() < end {
             a.flush(|failure| panic!("{failure:?}"));
@@ -38,12 +38,12 @@ fn a_burst_of_2000_within_the_budget_loses_nothing() {
 fn a_sender_on_another_thread_within_the_budget_loses_nothing() {
     let (pair, mut a, mut b) = or_skip!(pair_with(4200, &PortConfig::default()));
     let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
-    receive(&mut b, 1);
+    drain(&mut b);
     let window = b.capabilities().rx_budget.datagrams;
     let total = 20_000;
     let len_of = |i: u32| if i.is_multiple_of(3) { 4112 } else { 64 + i as usize % 1000 };
     let received = AtomicU32::new(0);
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + 3 * PATIENCE;
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut next = 0;
@@ -76,7 +76,7 @@ fn a_sender_on_another_thread_within_the_budget_loses_nothing() {
 fn one_flush_sends_more_than_one_call_may() {
     let (pair, mut a, mut b) = or_skip!(pair_with(4200, &PortConfig::default()));
     let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
-    receive(&mut b, 1);
+    drain(&mut b);
     a.io.tx.set_call_budget(&a.io.socket, 32);
     for count in [1, 15, 16, 17, 33, 100] {
         for i in 0..count {
@@ -114,7 +114,12 @@ fn the_default_budget_holds_and_overruns_are_counted() {
         send(&mut a, path, &pattern(4112, i));
         a.flush(|failure| panic!("{failure:?}"));
     }
-    let (got, drops) = (receive(&mut b, 600).len(), b.stats().rx_queue_drops as usize);
+    let (mut got, end) = (0, Instant::now() + PATIENCE);
+    let drops = |b: &XdpPort| b.stats().rx_queue_drops as usize;
+    while got + drops(&b) < 600 && Instant::now() < end {
+        got += b.receive(64, |_| ()).expect("alive");
+    }
+    let drops = drops(&b);
     assert!(drops > 0, "600 large datagrams do not fit");
     assert_eq!(got + drops, 600, "{:?}", b.stats());
 }
@@ -123,7 +128,7 @@ fn the_default_budget_holds_and_overruns_are_counted() {
 fn what_cannot_be_sent_is_refused_and_an_uncommitted_slot_is_not_sent() {
     let (pair, mut a, mut b) = or_skip!(pair_with(1500, &PortConfig::default()));
     let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
-    receive(&mut b, 1);
+    drain(&mut b);
     assert!(a.reserve(path, 1472).is_some(), "fills the MTU");
     assert!(a.reserve(path, 1473).is_none(), "exceeds the MTU");
     assert!(a.reserve(PathId(77), 64).is_none(), "no such path");
@@ -209,17 +214,17 @@ fn a_link_that_is_down_for_a_while_only_delays() {
     let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
     // With and without room for more.
     for count in [1, 64] {
-        while !receive(&mut b, 1).is_empty() {}
+        drain(&mut b);
         pair.a.sh("ip link set v0 down");
         for _ in 0..count {
             send(&mut a, path, &[3; 64]);
         }
         let (mut wakes, end) = (0, Instant::now() + Duration::from_millis(200));
-        while Instant::now() < end {
+        while Instant::now() < end || wakes < 2 {
             a.flush(|failure| panic!("{failure:?}"));
             assert!(a.wants_write() && a.reserve(path, 64).is_some() == (count < 64));
             assert!(
-                crate::kernel::descriptors::wait_readable(a.wait_fd(), 1000).unwrap(),
+                crate::kernel::descriptors::wait_readable(a.wait_fd(), 20_000).unwrap(),
                 "the driver is woken"
             );
             wakes += 1;
@@ -227,10 +232,10 @@ fn a_link_that_is_down_for_a_while_only_delays() {
         assert!((2..100).contains(&wakes), "{wakes} wake-ups in 200 ms");
         assert!(receive_none(&mut a) && receive_none(&mut b), "still alive");
         pair.a.sh("ip link set v0 up");
-        let end = Instant::now() + Duration::from_secs(2);
+        let end = Instant::now() + PATIENCE;
         while a.wants_write() && Instant::now() < end {
             assert!(
-                crate::kernel::descriptors::wait_readable(a.wait_fd(), 1000).unwrap(),
+                crate::kernel::descriptors::wait_readable(a.wait_fd(), 20_000).unwrap(),
                 "the driver is woken"
             );
             a.flush(|failure| panic!("{failure:?}"));
@@ -254,7 +259,7 @@ fn a_path_over_a_link_that_is_down_takes_what_fails() {
     send(&mut a, path, &[3; 64]);
     a.flush(|failure| panic!("{failure:?}"));
     assert!(a.wants_write());
-    let (mut errno, end) = (None, Instant::now() + Duration::from_secs(10));
+    let (mut errno, end) = (None, Instant::now() + PATIENCE);
     while errno.is_none() && Instant::now() < end {
         a.maintain();
         if let Some(slot) = a.reserve(path, 64) {
@@ -301,7 +306,7 @@ fn every_chunk_comes_back_whatever_happens_to_the_link() {
                 a.maintain();
             }
         });
-        let end = Instant::now() + Duration::from_secs(10);
+        let end = Instant::now() + PATIENCE;
         let all = |a: &mut XdpPort| {
             a.flush(|_| ());
             a.maintain();

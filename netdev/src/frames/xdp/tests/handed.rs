@@ -191,7 +191,7 @@ fn request(v0: &Interface) -> Request {
 
 /// Gives in a namespace. A queue is free some time after its socket was closed.
 fn give_in(ns: &NetNs, request: &Request, limits: &GiveLimits) -> Given {
-    let end = Instant::now() + Duration::from_secs(5);
+    let end = Instant::now() + PATIENCE;
     loop {
         let given = ns.run(|| give(request, limits));
         match &given.answer.outcome {

@@ -44,7 +44,7 @@ fn send_many(pair: &Pair, mac: u8) -> usize {
 
 /// Datagrams received by each port until `want` have arrived.
 fn receive(ports: &mut [XdpPort], want: usize) -> Vec<usize> {
-    let end = Instant::now() + Duration::from_secs(5);
+    let end = Instant::now() + PATIENCE;
     let mut heard = vec![0; ports.len()];
     while heard.iter().sum::<usize>() < want && Instant::now() < end {
         for (port, heard) in ports.iter_mut().zip(&mut heard) {

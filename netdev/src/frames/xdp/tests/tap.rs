@@ -43,7 +43,7 @@ fn open(mtu: u32) -> Result<(NetNs, File, XdpPort), String> {
 
 /// The next RoCE frame that leaves through the tap.
 fn next_frame(tap: &mut File) -> Vec<u8> {
-    let end = Instant::now() + Duration::from_secs(1);
+    let end = Instant::now() + PATIENCE;
     let mut buffer = vec![0; 16 << 10];
     loop {
         match tap.read(&mut buffer) {
