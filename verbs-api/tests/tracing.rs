@@ -83,7 +83,7 @@ fn what_happens_is_told_and_no_packet_is() {
     // A machine that is busy may have made a packet late.
     assert!(told.len() < 100, "{told:?}");
     // Losses.
-    let [lossy, _its] = connect(&sides, 12);
+    let [lossy, _its] = connect(&sides, 16);
     let mut count = 0;
     net.set_tap(Some(Box::new(move |_| {
         count += 1;

@@ -70,7 +70,7 @@ fn any_patience_of_a_connection_is_taken_or_refused() {
         ("the longest", plain.timeout(31)),
         ("beyond", plain.timeout(32)),
         ("absurd", plain.timeout(u8::MAX)),
-        ("no retry", plain.retry_cnt(0)),
+        ("no retry", plain.timeout(20).retry_cnt(0)),
         ("too many", plain.retry_cnt(8)),
         ("absurdly many", plain.retry_cnt(u8::MAX)),
         ("no RNR retry", plain.rnr_retry(0)),
