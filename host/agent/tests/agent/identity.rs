@@ -73,8 +73,8 @@ fn the_host_and_interfaces_without_a_host_end_are_refused() {
 /// A port can send from each interface of its namespace, so that each is guarded.
 #[test]
 fn every_interface_of_a_container_is_guarded() {
-    let host = host_or_skip!("identity::every_interface", 1);
-    let second = |name: &str, inside: &str, address: &str| {
+    let mut host = host_or_skip!("identity::every_interface", 1);
+    let second = |host: &Host, name: &str, inside: &str, address: &str| {
         let path = host.container(0).netns().path();
         let add = ["link", "add", name, "type", "veth", "peer", "name", inside, "netns", &path];
         host.lab.host().ip(&add).expect("a veth");
@@ -83,22 +83,21 @@ fn every_interface_of_a_container_is_guarded() {
         netns.ip(&["address", "add", address, "dev", inside]).expect("added");
         netns.ip(&["link", "set", inside, "up"]).expect("up");
     };
-    second("h20", "eth1", "10.78.0.1/24");
+    second(&host, "h20", "eth1", "10.78.0.1/24");
+    host.start();
     let allowed = |name: &str| {
         let index = host.index(name);
         let find = || rocinante_agent::host::SourceFilter::find(index).expect("a query");
         let filter = host.lab.host().run(find).expect("entered")?;
         Some(filter.sources().expect("read").expect("sound").addresses)
     };
-    let _agent = host.lab.host().spawn(&mut host.command()).expect("an agent");
-    eventually("the agent serves", || host.socket().exists());
     let mut asker = host.asker(0);
     asker.granted(host.addresses(0)[0]);
     let second_address = "10.78.0.1".parse().expect("an address");
     assert!(allowed("h20").expect("a program").contains(&second_address));
     assert!(!host.may_leave(0).contains(&second_address));
     // One that comes later.
-    second("h21", "eth2", "10.79.0.1/24");
+    second(&host, "h21", "eth2", "10.79.0.1/24");
     let third_address = "10.79.0.1".parse().expect("an address");
     eventually("it is guarded", || allowed("h21").is_some_and(|a| a.contains(&third_address)));
 }

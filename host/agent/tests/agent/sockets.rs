@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use rocinante_netdev::handed::{guard, page};
 
-use crate::asker::eventually;
+use crate::asker::{connected, eventually};
 use crate::lab::host_or_skip;
 
 #[test]
@@ -33,7 +33,8 @@ fn they_come_back_when_they_vanish_and_go_with_the_agent() {
     host.start();
     let [v4, _] = host.addresses(0);
     let paths = [host.socket(), guard::path(&host.socket()), page::path(&host.socket())];
-    let are_there = || paths.iter().all(|path| path.exists());
+    // A path is there before a socket listens at it.
+    let are_there = || paths.iter().all(|path| connected(path).is_ok());
     paths.iter().for_each(|path| fs::remove_file(path).expect("removed"));
     eventually("they are there again", are_there);
     host.asker(0).granted(v4);

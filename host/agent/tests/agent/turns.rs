@@ -11,28 +11,28 @@ use crate::lab::host_or_skip;
 #[test]
 fn all_that_start_together_get_their_ports() {
     let mut host = host_or_skip!("turns::all_that_start_together", 2);
-    host.configure("requests_per_second = 10\nring_frames_max = 15");
+    host.configure("requests_per_second = 5\nring_frames_max = 15");
     host.start();
     let [v4, v6] = host.addresses(0);
     let mut herd: Vec<Asker> = (0..30).map(|_| host.asker(0)).collect();
-    herd.iter_mut().for_each(|asker| drop(asker.tell("rights")));
+    let mut other = host.asker(1);
+    herd.iter_mut().chain([&mut other]).for_each(|asker| drop(asker.tell("rights")));
     let begun = Instant::now();
     herd.iter_mut().for_each(|asker| asker.say(&format!("wait-for {v4}")));
     for asker in &mut herd {
         let answer = asker.hear();
         assert!(answer.starts_with("refused Queued"), "{answer}");
     }
-    let mut other = host.asker(1);
     other.granted(host.addresses(1)[0]);
-    assert!(begun.elapsed() < Duration::from_secs(2), "the other waits for none of them");
+    assert!(host.ports() < 31, "the other waits for none of them");
     herd.iter_mut().for_each(|asker| asker.say("hear-answer"));
     for asker in &mut herd {
         let answer = asker.hear();
         assert!(answer.starts_with("granted 1 "), "{answer}");
     }
-    assert!(begun.elapsed() >= Duration::from_secs(2), "ten at once, and ten a second");
+    assert!(begun.elapsed() >= Duration::from_secs(5), "five at once, and five a second");
     assert_eq!(host.ports(), 31);
-    // A program that does not wait is refused, as ever: at least one of thirty in some two seconds.
+    // A program that does not wait is refused, as ever: at least one of thirty within five seconds.
     herd.iter_mut().for_each(|asker| asker.say(&format!("ask {v6}")));
     let answers: Vec<String> = herd.iter_mut().map(Asker::hear).collect();
     assert!(answers.iter().any(|answer| answer.contains("too often")), "{answers:?}");
@@ -70,20 +70,23 @@ fn nothing_is_worked_for_a_program_that_gave_up() {
     host.start();
     let [v4, _] = host.addresses(0);
     let (mut first, before) = (host.asker(0), host.descriptors());
-    first.granted(v4);
-    let mut others: Vec<Asker> = (0..3).map(|_| host.asker(0)).collect();
-    for asker in &mut others {
-        let answer = asker.tell(&format!("wait-for {v4}"));
-        assert!(answer.starts_with("refused Queued"), "{answer}");
-    }
-    let mut last = others.pop().expect("three");
+    let mut others: Vec<Asker> = (0..11).map(|_| host.asker(0)).collect();
+    others.iter_mut().for_each(|asker| drop(asker.tell("rights")));
     let begun = Instant::now();
+    first.granted(v4);
+    for asker in &mut others {
+        // On a busy machine, the turn of one may have come.
+        let answer = asker.tell(&format!("wait-for {v4}"));
+        let words = ["refused Queued", "granted 1 "];
+        assert!(words.iter().any(|word| answer.starts_with(word)), "{answer}");
+    }
+    let mut last = others.pop().expect("eleven");
     others.into_iter().for_each(Asker::kill);
     let answer = last.tell("hear-answer");
     assert!(answer.starts_with("granted 1 "), "{answer}");
-    // Two more would have taken two seconds more.
-    assert!(begun.elapsed() < Duration::from_millis(2500), "{:?}", begun.elapsed());
-    assert_eq!(host.ports(), 2);
+    // With each of the ten before it, its turn would come after eleven seconds.
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    host.has_ports(2);
     last.tell("close");
     first.tell("close");
     host.has_ports(0);
