@@ -63,11 +63,12 @@ struct Running {
 pub fn handle_signals() -> io::Result<()> {
     let handled = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| !is_ignored(*signal));
     let handled: Vec<i32> = handled.collect();
+    // First, so that none is lost: a main thread that waits does not look at the number.
+    let mut signals = Signals::new(&handled)?;
     for signal in &handled {
         // At once, so that a call that the signal interrupts is not taken for a failure.
         register_usize(*signal, Arc::clone(&SIGNAL), signal.unsigned_abs() as usize)?;
     }
-    let mut signals = Signals::new(&handled)?;
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         let mut all = signals.forever();
         if let Some(first) = all.next() {
