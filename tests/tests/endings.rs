@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// The role of a process started by a test.
 const ROLE: &str = "ROCINANTE_TEST_ROLE";
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(20);
 
 /// The exit code is the one that a shell reports for a program that the signal killed.
 #[test]

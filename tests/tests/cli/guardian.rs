@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -24,9 +24,6 @@ use rocinante_tests::{require_machine_root, with_idle_clients};
 use super::run::Installed;
 
 const PORT: u16 = 7471;
-/// The longest time until the peers know, on a busy machine. By their own questions to silent peers
-/// they know after 10.75 s at the earliest.
-const KNOWN: Duration = Duration::from_secs(10);
 const PROGRAMS: usize = 3;
 const CONNECTIONS: usize = 4;
 
@@ -51,7 +48,9 @@ fn peers_are_told(backend: Backend, test: &str) {
             run.arg(program.get_program()).args(program.get_args()).process_group(0);
             let client = Client { own, connections: CONNECTIONS };
             let mut child = lab.container(0).spawn(client.prepare(&mut run, &listener)).unwrap();
-            connections.extend(client.accept(&mut child, (&side, &listener), &Params::default()));
+            // No questions to silent peers: they know it by the guardian alone.
+            let params = Params::default().keep_alive(None);
+            connections.extend(client.accept(&mut child, (&side, &listener), &params));
             programs.push(child);
         }
         let place = fs::metadata(format!("/proc/{}/ns/net", programs[0].id())).unwrap();
@@ -61,7 +60,7 @@ fn peers_are_told(backend: Backend, test: &str) {
         }
         let killed = Instant::now();
         for connection in &connections {
-            connection.wait_disconnected(KNOWN.saturating_sub(killed.elapsed())).unwrap();
+            connection.wait_disconnected(PATIENCE).unwrap();
         }
         println!("{} connections: known after {:?}", connections.len(), killed.elapsed());
         drop(programs);

@@ -2,14 +2,13 @@
 //! The other tests hold theirs against the schemas, too.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use rocinante_tests::running::Running;
 use rocinante_tests::unique;
 use serde_json::{Value, json};
 
-use super::{Addresses, rocinante, run, schema, words};
+use super::{Addresses, rocinante, run, schema, with_results, words};
 
 /// Runs both sides with `--json`, holds both objects against their schemas, and returns them.
 fn both(server: &str, client: &str) -> [Value; 2] {
@@ -97,36 +96,36 @@ fn failures_of_every_command() {
 /// A command that a signal ends has the results so far.
 #[test]
 fn results_of_a_failure_have_the_form_of_a_success() {
-    let at = Addresses::new;
-    let (one, two, three) = (at(), at(), at());
     for (server, client, begun) in [
         (
-            format!("pingpong --netdev udp --bind {}", one.server),
-            one.client_line("pingpong -n 1000000000 --counters --json"),
+            "pingpong --bind {s}",
+            "pingpong -n 1000000000 --counters --bind {c} {s}",
             "remote address",
         ),
-        (
-            format!("perf send-lat --netdev udp --bind {}", two.server),
-            two.client_line("perf send-lat -D 60 --json"),
-            "#bytes",
-        ),
-        (
-            format!("rping -s --netdev udp -a {}", three.server),
-            format!("rping -c --netdev udp -a {} -I {} --json", three.server, three.client),
-            "device",
-        ),
+        ("perf send-lat --bind {s}", "perf send-lat -D 60 --bind {c} {s}", "#bytes"),
+        ("rping -s -a {s}", "rping -c -a {s} -I {c}", "device"),
     ] {
-        let mut at_server = Running::start(&mut rocinante(words(&server)));
-        at_server.says("waiting for a client");
-        let mut at_client = Running::start(&mut rocinante(words(&client)));
-        at_client.says(begun);
-        std::thread::sleep(Duration::from_millis(700));
-        at_client.child.signal(Signal::SIGINT);
-        let object = at_client.finish().failed(130, &[]).json();
+        let object = with_results(|time| {
+            let at = Addresses::new();
+            let start = |line: &str| {
+                let line = line.replace("{s}", &at.server.to_string());
+                let line = line.replace("{c}", &at.client.to_string());
+                Running::start(&mut rocinante(words(&format!("{line} --netdev udp"))))
+            };
+            let mut at_server = start(server);
+            at_server.says("waiting for a client");
+            let mut at_client = start(&format!("{client} --json"));
+            at_client.says(begun);
+            std::thread::sleep(time);
+            at_client.child.signal(Signal::SIGINT);
+            let client = at_client.finish().failed(130, &[]);
+            at_server.child.signal(Signal::SIGTERM);
+            let _ = at_server.finish();
+            client
+        });
+        let object = object.json();
         schema::check(&object);
         assert_eq!(object["results"].as_array().map(Vec::len), Some(1), "{object}");
-        at_server.child.signal(Signal::SIGTERM);
-        let _ = at_server.finish();
     }
 }
 

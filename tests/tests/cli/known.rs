@@ -140,7 +140,11 @@ fn a_run_without_end_ends_by_a_signal() {
     let server = addresses.serve("perf send-bw");
     let line = addresses.client_line("perf send-bw --run_infinitely -i 0.2 --json");
     let mut client = Running::start(&mut super::rocinante(words(&line)));
-    client.says("   0.2-");
+    let mut intervals = 0;
+    client.hears("a second interval, and messages", |line| {
+        intervals += usize::from(line.ends_with(" s"));
+        intervals >= 2 && line.split_whitespace().nth(1).is_some_and(|messages| messages != "0")
+    });
     client.child.signal(Signal::SIGINT);
     let client = client.finish().failed(130, &["stopped by SIGINT"]);
     let last: Value = serde_json::from_str(client.out.lines().last().unwrap()).unwrap();

@@ -41,10 +41,15 @@ fn patience_is_what_it_says() {
         (format!("pingpong --bind {client} {server}"), 2),
     ] {
         let line = format!("{line} --netdev udp --patience {seconds}");
-        let begin = Instant::now();
-        Running::start(&mut rocinante(words(&line))).finish().failed(1, &["cannot connect"]);
-        let took = begin.elapsed().as_secs_f64();
         let given = f64::from(seconds);
-        assert!((given - 0.5..given + 5.0).contains(&took), "{line}: {took}");
+        let is_in_time = |_| {
+            let begin = Instant::now();
+            Running::start(&mut rocinante(words(&line))).finish().failed(1, &["cannot connect"]);
+            let took = begin.elapsed().as_secs_f64();
+            assert!(took >= given - 0.5, "{line}: {took}");
+            took < given + 5.0
+        };
+        // On a busy machine not each time.
+        assert!((0..5).any(is_in_time), "{line}: longer than {given} s");
     }
 }

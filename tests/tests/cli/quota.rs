@@ -131,7 +131,7 @@ fn processes_of_a_container_share_its_limits_and_get_eagain_and_enomem() {
     one.does("cq 10", "done");
     for program in [&mut two, &mut other] {
         program.does("open", "done");
-        program.does("query", "20 20 20");
+        wait_until("it has its limits", || program.tell("query") == "20 20 20");
     }
     two.does("cq 10", "done");
     two.does("cq 1", &again);

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::sys::signal::Signal;
 use rocinante::WcStatus;
@@ -12,13 +12,11 @@ use rocinante::device::Backend;
 use rocinante::verbs::{Key, SendOp};
 use rocinante_lab::{ChildGuard, Lab, LabConfig};
 use rocinante_tests::alone::myself;
-use rocinante_tests::harness::{Family, Setup, Side, address, wait_until, wr};
+use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until, wr};
 use rocinante_tests::idle::Client;
 use rocinante_tests::with_idle_clients;
 
 const PORT: u16 = 7471;
-/// The longest time until the peers know, on a busy machine. Before 7.75 s they ask no silent peer.
-const KNOWN: Duration = Duration::from_secs(5);
 
 with_idle_clients! { peers_are_told:
     idle_peers_are_told_of_a_death_udp: Udp;
@@ -42,7 +40,9 @@ impl Scene<'_> {
         let mut command = myself(self.test);
         let command = client.prepare(&mut command, &self.listener);
         let mut child = self.lab.container(0).spawn(command).unwrap();
-        let accepted = client.accept(&mut child, (self.side, &self.listener), &Params::default());
+        // No questions to silent peers: they know it by a neighbour alone.
+        let params = Params::default().keep_alive(None);
+        let accepted = client.accept(&mut child, (self.side, &self.listener), &params);
         self.connections.extend(accepted.into_iter().map(|connection| (name, connection)));
         self.children.insert(name, child);
     }
@@ -59,9 +59,8 @@ impl Scene<'_> {
         let killed = Instant::now();
         for name in names {
             for connection in self.of(name) {
-                let left = KNOWN.saturating_sub(killed.elapsed());
                 connection
-                    .wait_disconnected(left)
+                    .wait_disconnected(PATIENCE)
                     .unwrap_or_else(|error| panic!("{name}: {error}"));
             }
             self.children.remove(name).unwrap().kill();

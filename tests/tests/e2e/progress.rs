@@ -21,7 +21,10 @@ on_each_backend!(a_sleeper_keeps_the_time_of_others, a_device_is_driven_from_els
 fn a_sleeper_keeps_the_time_of_others(backend: Backend) {
     require_nft!();
     let why = "the bridge drops some of the first packets";
-    let harness = Harness::new(&Setup::new(backend).may_break(Oracle::Retransmissions, why));
+    let mut setup = Setup::new(backend).may_break(Oracle::Retransmissions, why);
+    // It must outlive the block, which ends when two programs have run.
+    setup.connect = setup.connect.timeout(17);
+    let harness = Harness::new(&setup);
     let [a, b] = &harness.sides;
     let channel = a.channel();
     let cq = a.ctx.create_cq_with(1024, &channel).unwrap();
