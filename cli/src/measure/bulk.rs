@@ -373,7 +373,7 @@ mod tests {
     /// The first poll finds all messages. They did not arrive in no time.
     #[test]
     fn the_time_of_the_first_messages_counts() {
-        const PAUSE: Duration = Duration::from_millis(200);
+        const PAUSE: Duration = Duration::from_secs(2);
         let begins = std::sync::Barrier::new(2);
         let (_, received) = both(
             |end, exchange| {

@@ -142,15 +142,15 @@ mod tests {
 
     #[test]
     fn an_attempt_that_times_out_is_made_anew_until_the_time_is_over() {
-        let (patience, mut attempts) = (Patience { seconds: 1 }, 0);
+        let (patience, mut attempts) = (Patience { seconds: 3 }, 0);
         let begin = Instant::now();
         let result = patience.ask(OUT, |left| {
             attempts += 1;
-            assert!(left <= Duration::from_secs(1));
+            assert!(left <= Duration::from_secs(3));
             Err::<(), _>(VerbsError::TimedOut)
         });
         assert!(matches!(result, Err(VerbsError::TimedOut)) && attempts > 2);
-        assert!((500..5000).contains(&begin.elapsed().as_millis()), "{:?}", begin.elapsed());
+        assert!((2..20).contains(&begin.elapsed().as_secs()), "{:?}", begin.elapsed());
         // A rejection is remembered.
         let (reason, private_data) = (RejReason::INVALID_SERVICE_ID, Vec::new());
         let mut rejection = Some(VerbsError::Cm(CmFailure::Rejected { reason, private_data }));
