@@ -531,7 +531,9 @@ mod tests {
             let mut study = Study::new(session.clone(), store, Duration::from_secs(120));
             let places = Places::of(&session.place_args(), Link::Plain, 2).unwrap();
             let program = program.to_str().unwrap();
-            study.places = Some(places.with_program(program, Duration::from_secs(2)));
+            // What ends at all may take long on a busy machine.
+            let patience = if script.starts_with("sleep") { 2 } else { 60 };
+            study.places = Some(places.with_program(program, Duration::from_secs(patience)));
             let mode = MODES.iter().find(|mode| mode.name == "udp").unwrap();
             let cell = Cell { experiment: Experiment::Load, mode, xs: vec![10], round: 1 };
             let progress = Progress::new(1.0, Output { json: false });
@@ -544,9 +546,14 @@ mod tests {
         std::fs::remove_dir_all(dir).unwrap();
     }
 
+    /// By another process: a child that another test starts meanwhile would hold this one's
+    /// descriptor, and a file that can be written to does not start (`ETXTBSY`).
     fn write_script(path: &Path, script: &str) {
-        use std::os::unix::fs::PermissionsExt as _;
-        std::fs::write(path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let draft = path.with_extension("draft");
+        std::fs::write(&draft, format!("#!/bin/sh\n{script}\n")).unwrap();
+        let mut install = std::process::Command::new("install");
+        assert!(
+            install.args(["-m", "755"]).args([draft.as_path(), path]).status().unwrap().success()
+        );
     }
 }
