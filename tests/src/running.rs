@@ -1,6 +1,7 @@
 //! Commands run as users run them, and watched from outside.
 
 use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Once};
@@ -81,6 +82,25 @@ pub fn hand_on_no_ignored_signal() {
             signal_hook::flag::register(signal, Arc::default()).expect("a handler");
         }
     });
+}
+
+/// Copies a program. Another process does so: a child that another test starts meanwhile would hold
+/// this one's descriptor, and a file that can be written to does not start (`ETXTBSY`). Panics if
+/// there is no such file, or no room.
+#[track_caller]
+pub fn install(from: &Path, to: &Path, mode: u32) {
+    let mut install = Command::new("install");
+    let status = install.args(["-m", &format!("{mode:o}")]).args([from, to]).status();
+    assert!(status.unwrap().success(), "{} to {}", from.display(), to.display());
+}
+
+/// Writes a script, as [`install`] copies a program. Panics if there is no room.
+#[track_caller]
+pub fn install_script(text: impl AsRef<[u8]>, to: &Path, mode: u32) {
+    let draft = to.with_extension("draft");
+    std::fs::write(&draft, text).unwrap();
+    install(&draft, to, mode);
+    std::fs::remove_file(draft).unwrap();
 }
 
 impl Running {

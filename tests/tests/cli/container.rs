@@ -4,6 +4,7 @@
 use super::examples::{documents, path};
 use super::{Done, Running};
 use rocinante_lab::ChildGuard;
+use rocinante_tests::running::{install, install_script};
 use rocinante_tests::{require_machine_root, require_program};
 use rustix::process::{Resource, getrlimit};
 use std::fs::{self, Permissions};
@@ -46,8 +47,7 @@ fn unique() -> String {
 
 fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to.parent().unwrap()).unwrap();
-    fs::copy(from, to).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
-    fs::set_permissions(to, Permissions::from_mode(0o755)).unwrap();
+    install(from, to, 0o755);
 }
 
 /// A root file system and all that podman keeps, in a directory that is removed at the end.
@@ -210,8 +210,7 @@ fn script(of_programs: &str) -> Done {
     fs::create_dir_all(&folder).unwrap();
     let program = folder.join("rocinante");
     let text = format!("#!/bin/sh\nshift 4\ncase $1 in\n{of_programs}\nesac\n");
-    fs::write(&program, text).unwrap();
-    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    install_script(text, &program, 0o755);
     let mut sh = Command::new("sh");
     sh.arg(path("perftest.sh")).arg(&folder).stdin(Stdio::null());
     let done = Running::start(&mut sh).finish();

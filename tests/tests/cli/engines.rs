@@ -5,10 +5,9 @@ use super::container::{Image, apart, found, ulimits};
 use super::handed::Agent;
 use super::{Done, Running};
 use rocinante_lab::{ChildGuard, Lab, LabConfig};
-use rocinante_tests::running::PATIENCE;
+use rocinante_tests::running::{PATIENCE, install_script};
 use rocinante_tests::{require, require_machine_root, require_program};
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt as _;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -56,8 +55,7 @@ impl Engine {
         let bin = image.folder.join("bin");
         fs::create_dir_all(&bin).unwrap();
         let script = format!("#!/bin/sh\nset -e\n{}\n", script(&image));
-        fs::write(bin.join(program), script).unwrap();
-        fs::set_permissions(bin.join(program), Permissions::from_mode(0o755)).unwrap();
+        install_script(script, &bin.join(program), 0o755);
         let of_image = vec![image.root().display().to_string()];
         Self { daemon: None, image, agent, lab, example, of_image }
     }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use rocinante_tests::require_machine_root;
+use rocinante_tests::running::{install, install_script};
 
 const CANNOT: i32 = 126;
 const NOT_FOUND: i32 = 127;
@@ -38,18 +39,13 @@ impl Installed {
 
     fn copy(&self, from: &Path, to: &str, mode: u32) -> PathBuf {
         let to = self.0.join(to);
-        // By another process: a child that another test starts meanwhile would hold this one's
-        // descriptor, and a file that can be written to does not start (ETXTBSY).
-        let copied = Command::new("cp").arg(from).arg(&to).status().unwrap();
-        assert!(copied.success(), "{}", from.display());
-        fs::set_permissions(&to, Permissions::from_mode(mode)).unwrap();
+        install(from, &to, mode);
         to
     }
 
     fn file(&self, name: &str, mode: u32, bytes: &[u8]) -> String {
         let path = self.0.join(name);
-        fs::write(&path, bytes).unwrap();
-        fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        install_script(bytes, &path, mode);
         path.into_os_string().into_string().unwrap()
     }
 

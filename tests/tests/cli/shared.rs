@@ -5,10 +5,11 @@ use nix::sys::signal::Signal;
 use rocinante::OpenOptions;
 use rocinante::device::Backend;
 use rocinante_lab::{Container, Lab, LabConfig};
+use rocinante_tests::running::install;
 use rocinante_tests::{on_backends, require_backend, require_lab, require_machine_root};
 use std::net::IpAddr;
-use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -290,8 +291,7 @@ fn processes_of_another_user_are_told_who_has_the_address() {
     let line = |port: u16| format!("pingpong -p {port} --netdev udp --bind {}", container.ipv4());
     // A copy where every user can run it.
     let program = std::env::temp_dir().join(format!("rocinante-shared-{}", std::process::id()));
-    std::fs::copy(env!("CARGO_BIN_EXE_rocinante-under-test"), &program).unwrap();
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    install(Path::new(env!("CARGO_BIN_EXE_rocinante-under-test")), &program, 0o755);
     let other = |line: &str| {
         let mut command = Command::new(&program);
         command.args(words(line)).current_dir("/").uid(NOBODY).gid(NOBODY);
