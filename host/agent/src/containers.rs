@@ -384,19 +384,16 @@ impl Inner {
         // its addresses then keeps those that its filter lets through.
         let is_same = |of: u64| of == namespace || of == 0 && !follows;
         let known = known.filter(|c| c.peer == peer && is_same(c.namespace));
+        let before = known.and_then(|known| known.introduced.as_ref());
         let introduced = match about {
-            Some(about) => {
-                let before = known.and_then(|known| known.introduced.as_ref());
-                let rates = about.rates.or(before.and_then(|before| before.rates));
-                Some(Introduced { rates, ..about.introduced(&now) })
-            }
-            None => known.and_then(|known| known.introduced.clone()),
+            Some(about) => Some(about.introduced(&now, before)),
+            None => before.cloned(),
         };
         let called = called.or(known.and_then(|known| known.called.as_ref())).cloned();
         let given = introduced.as_ref().map(|it| narrowed(&it.given.clone().into(), &now));
         let fixed = match known {
-            // Once fixed it stays so, whichever process of the container asks.
-            Some(Container { fixed: Some(fixed), .. }) if about.is_none() => {
+            // Once fixed it stays so, whichever process of the container asks or begins.
+            Some(Container { fixed: Some(fixed), .. }) if !about.is_some_and(About::gives) => {
                 Some(narrowed(fixed, &now))
             }
             // One of its processes may change them, now that we know: they stay as they are, or as

@@ -7,7 +7,7 @@ use std::sync::PoisonError;
 use rocinante_netdev::handed::{Code, Refused};
 
 use super::mtu::Before;
-use super::{Container, Containers, Found, Hints, HostEnd};
+use super::{Container, Containers, Found, Hints, HostEnd, narrowed};
 use crate::asker::Namespace;
 use crate::called::Called;
 use crate::control::{About, Reply};
@@ -21,10 +21,20 @@ type Word = (Option<Introduced>, Option<Sources>);
 type Words = BTreeMap<u32, Option<Word>>;
 
 impl About {
-    /// To be kept, with the addresses of now.
-    pub(super) fn introduced(&self, now: &Sources) -> Introduced {
+    /// Whether the engine has just given the interface its addresses. Otherwise a process begins,
+    /// perhaps in a namespace where others have changed them.
+    pub(super) fn gives(&self) -> bool {
+        self.interface.is_some()
+    }
+
+    /// To be kept, with the addresses of now or what is left of those given before.
+    pub(super) fn introduced(&self, now: &Sources, before: Option<&Introduced>) -> Introduced {
         let called = Called { id: self.id.clone(), engine: self.engine.clone() };
-        Introduced { called, class: self.class.clone(), rates: self.rates, given: now.into() }
+        let rates = self.rates.or(before.and_then(|it| it.rates));
+        let before = before.filter(|_| !self.gives());
+        let class = self.class.as_ref().or(before.and_then(|it| it.class.as_ref())).cloned();
+        let given = before.map(|it| narrowed(&it.given.clone().into(), now));
+        Introduced { called, class, rates, given: given.as_ref().unwrap_or(now).into() }
     }
 }
 

@@ -68,7 +68,9 @@ pub(crate) struct Request {
 pub struct About {
     /// The file of its network namespace, as the process that says so sees it.
     pub namespace: PathBuf,
-    /// Its interface; without it, each that leaves it.
+    /// Its interface, with the addresses that the engine has just given it. Without it, each that
+    /// leaves the container; those that are known keep their addresses, and their class if none is
+    /// named.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
     /// The engine's name for it.

@@ -81,6 +81,35 @@ fn an_introduced_container_keeps_the_addresses_that_it_was_given() {
     introduced.granted(late(0).parse().expect("an address"));
 }
 
+/// A pod's containers share a network namespace, and the engine runs its hook for each. One of them
+/// may change the addresses.
+#[test]
+fn another_container_of_the_namespace_lifts_no_pin() {
+    let mut host = host_or_skip!("introduced::another_container", 2);
+    host.configure("[[class]]\nname = \"gold\"\n");
+    host.start();
+    // One is pinned as its engine introduced it, the other as it asks.
+    let first = About { class: Some("gold".into()), ..about(&host, 0) };
+    control::introduce(&control::path(&host.state()), &first).expect("served");
+    for it in [0, 1] {
+        let netns = host.container(it).netns();
+        let mut root = Asker::start(netns, &host.socket(), As::Root);
+        root.granted(host.addresses(it)[0]);
+        let (before, mac) = (host.may_leave(it), host.mac(it));
+        netns.ip(&["address", "add", "10.77.0.100/24", "dev", "eth0"]).expect("added");
+        netns.ip(&["link", "set", "eth0", "address", "02:00:00:00:77:77"]).expect("set");
+        let another = host.asker(it);
+        assert_eq!(hook(&host, another.id(), &["--required"]), (true, String::new()));
+        let late = "10.77.0.100".parse().expect("an address");
+        assert!(root.refused(late).starts_with("Interface"));
+        assert!(host.may_leave(it).iter().all(|own| before.contains(own)), "{before:?}");
+        assert_eq!(host.mac(it), mac);
+    }
+    let status = host.status();
+    let class = |it: usize| status["containers"][it]["class"]["name"].clone();
+    assert_eq!((class(0), class(1)), ("gold".into(), "default".into()), "{status:#}");
+}
+
 /// A network that the engine adds later is no word about the addresses of the first.
 #[test]
 fn a_second_interface_changes_nothing_of_the_first() {

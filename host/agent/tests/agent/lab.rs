@@ -200,7 +200,7 @@ impl Host {
     /// Sends this number of IPv6 frames of no address from a container, and waits until they are
     /// dropped.
     pub(crate) fn forge(&self, container: usize, asker: &mut Asker, count: u64) {
-        let mac = self.filter(container).unwrap().sources().unwrap().unwrap().mac;
+        let mac = self.mac(container);
         for _ in 0..count {
             asker.send(&[&[0xff; 6][..], &mac, &[0x86, 0xdd], &[0x60; 60]].concat());
         }
@@ -233,6 +233,12 @@ impl Host {
     pub(crate) fn may_leave(&self, container: usize) -> Vec<IpAddr> {
         let filter = self.filter(container).expect("a program");
         filter.sources().expect("read").expect("sound").addresses.into_iter().collect()
+    }
+
+    /// The Ethernet address that may leave a container.
+    pub(crate) fn mac(&self, container: usize) -> [u8; 6] {
+        let filter = self.filter(container).expect("a program");
+        filter.sources().expect("read").expect("sound").mac
     }
 
     /// Packets dropped at the host's end of a container, by reason.

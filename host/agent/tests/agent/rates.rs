@@ -98,7 +98,7 @@ fn what_goes_in_and_out_passes_the_rates_of_the_class() {
     let before = count(&slow, "egress", "bytes");
     let [v4, _] = host.addresses(0);
     let IpAddr::V4(v4) = v4 else { unreachable!("the first is IPv4") };
-    let mac = host.filter(0).expect("a program").sources().expect("read").expect("sound").mac;
+    let mac = host.mac(0);
     let frame = crate::forged::own_frame(mac, v4.octets());
     let listener = crate::forged::listener(&host, 1);
     askers[0].send(&frame);
@@ -288,7 +288,7 @@ fn beside_nft_chains_at_the_ingress_a_policer_binds() {
     let (_, said) = host.operator(&["status", "veth0"]);
     assert!(said.contains("nft chains are at its ingress"), "{said}");
     // The burst of 128 KiB passes, and the chain counts it.
-    let mac = host.filter(0).expect("a program").sources().expect("read").expect("sound").mac;
+    let mac = host.mac(0);
     let IpAddr::V4(own) = v4 else { unreachable!("the first is IPv4") };
     let frame = crate::forged::own_frame(mac, own.octets());
     let listener = crate::forged::listener(&host, 1);

@@ -20,7 +20,7 @@ fn what_is_in_force_outlives_the_agent() {
     host.kill();
     // Nothing in the path of data is the agent's.
     assert_eq!(host.filter(0).unwrap().id().unwrap(), program);
-    let mac = host.filter(0).unwrap().sources().unwrap().unwrap().mac;
+    let mac = host.mac(0);
     let forged = [&[0xff; 6][..], &mac, &[0x86, 0xdd], &[0x60; 60]].concat();
     let before = host.dropped(0);
     asker.send(&forged);
