@@ -72,14 +72,15 @@ impl Containers {
         let inner = self.lock();
         let Some(container) = inner.containers.get(&end) else { return Ok(()) };
         let Some(rates) = container.rates(&config) else { return Ok(()) };
-        if rates == Rates::default() && container.shaped.rates == Some(rates) {
+        let is_set = container.shaped.rates == Some(rates);
+        if is_set && rates == Rates::default() {
             return Ok(());
         }
         let name = container.name.clone();
         drop(inner);
         // The kernel takes its time.
         let opened = Shaper::open().map_err(|e| ShaperError::Kernel("open rtnetlink", e));
-        let set = opened.and_then(|mut shaper| shaper.set(end, &name, rates));
+        let set = opened.and_then(|mut shaper| shaper.set(end, &name, rates, is_set));
         let mut inner = self.lock();
         let Some(container) = inner.containers.get_mut(&end) else {
             drop(inner);

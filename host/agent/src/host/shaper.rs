@@ -154,6 +154,12 @@ pub(super) struct Root {
     backlog: u64,
 }
 
+impl Root {
+    fn is_tbf_of_ours(&self) -> bool {
+        self.handle == HANDLE && self.kind == TBF
+    }
+}
+
 /// A link with an asked name.
 struct Link {
     index: u32,
@@ -169,8 +175,15 @@ pub struct Shaper {
 
 pub(super) type Done<T> = Result<T, ShaperError>;
 
-/// A rate, and the bits that are to pass at once.
-type Bursty = (Rate, Option<u64>);
+/// A rate of one way.
+#[derive(Clone, Copy)]
+struct Bursty {
+    rate: Rate,
+    /// The bits that are to pass at once.
+    burst_bits: Option<u64>,
+    /// Whether the tbf has both already, if there is one.
+    is_set: bool,
+}
 
 pub(super) fn kernel(what: &'static str) -> impl FnOnce(io::Error) -> ShaperError {
     move |error| ShaperError::Kernel(what, error)
@@ -183,16 +196,18 @@ impl Shaper {
     }
 
     /// Puts these rates in force at the host's end with this index and name, and no others. Without
-    /// one the parts of ours go. May be called again, and repairs a missing part. Error: something
-    /// of others is in the way, and stays as it is; or the kernel's. Then the rate towards the
-    /// container may be in force, and that from it is not, or the one before.
-    pub fn set(&mut self, end: u32, name: &str, rates: Rates) -> Done<()> {
+    /// one the parts of ours go. May be called again, and repairs a missing part. If the rates were
+    /// set already (`is_set`), a tbf that is there stays: to set it again would fill its bucket.
+    /// Error: something of others is in the way, and stays as it is; or the kernel's. Then the rate
+    /// towards the container may be in force, and that from it is not, or the one before.
+    pub fn set(&mut self, end: u32, name: &str, rates: Rates, is_set: bool) -> Done<()> {
+        let bursty = |rate, burst_bits| Bursty { rate, burst_bits, is_set };
         match rates.ingress {
-            Some(rate) => self.shape(end, name, (rate, rates.ingress_burst_bits))?,
+            Some(rate) => self.shape(end, name, bursty(rate, rates.ingress_burst_bits))?,
             None => self.remove_tbf(end).map_err(kernel("take a tbf off"))?,
         }
         match rates.egress {
-            Some(rate) => self.gate(end, name, (rate, rates.egress_burst_bits)),
+            Some(rate) => self.gate(end, name, bursty(rate, rates.egress_burst_bits)),
             None => {
                 Gate::remove(end).map_err(kernel("take a program off"))?;
                 self.remove_ifb(end).map_err(kernel("remove an ifb"))
@@ -206,8 +221,7 @@ impl Shaper {
             let Root { bytes, dropped, delayed, backlog, .. } = root;
             InForce { by: Means::Shaper, bytes, delayed, dropped, backlog }
         };
-        let ours = |root: &Root| root.handle == HANDLE && root.kind == TBF;
-        let ingress = self.root(end)?.filter(ours).map(shaper);
+        let ingress = self.root(end)?.filter(Root::is_tbf_of_ours).map(shaper);
         let egress = match Gate::find(end)? {
             None => None,
             Some(gate) => match gate.policed()? {
@@ -216,7 +230,7 @@ impl Shaper {
                     Some(InForce { by, bytes: 0, delayed: 0, dropped, backlog: 0 })
                 }
                 None => match self.link(&ifb_of(end))? {
-                    Some(link) => self.root(link.index)?.filter(ours).map(shaper),
+                    Some(link) => self.root(link.index)?.filter(Root::is_tbf_of_ours).map(shaper),
                     None => None,
                 },
             },
@@ -251,10 +265,14 @@ impl Shaper {
 
     /// Makes a tbf of ours the root of a link.
     fn shape(&mut self, link: u32, name: &str, rate: Bursty) -> Done<()> {
+        let listed = || kernel("list queueing disciplines");
+        if rate.is_set && self.root(link).map_err(listed())?.is_some_and(|it| it.is_tbf_of_ours()) {
+            return Ok(());
+        }
         match self.set_tbf(link, rate) {
             Err(e) if matches!(e.raw_os_error(), Some(libc::EEXIST | libc::EINVAL)) => {
-                let root = self.root(link).map_err(kernel("list queueing disciplines"))?;
-                Err(match root.filter(|root| (root.handle, root.kind.as_str()) != (HANDLE, TBF)) {
+                let root = self.root(link).map_err(listed())?;
+                Err(match root.filter(|root| !root.is_tbf_of_ours()) {
                     Some(Root { kind, handle, .. }) => {
                         let what = format!("{kind} {:x}: at the root of {name}", handle >> 16);
                         ShaperError::Foreign(what)
@@ -303,8 +321,8 @@ impl Shaper {
             }
             return redirected;
         }
-        let (rate, asked_bits) = rate;
-        let burst = burst_of(rate, POLICED_BURST_MS, asked_bits);
+        let Bursty { rate, burst_bits, .. } = rate;
+        let burst = burst_of(rate, POLICED_BURST_MS, burst_bits);
         Gate::policing(end, rate, burst).map_err(kernel("put a program at tcx"))?;
         self.remove_ifb(end).map_err(kernel("remove an ifb"))
     }
@@ -461,8 +479,8 @@ fn link_header(index: u32, flags: u32) -> [u8; LINK_HEADER] {
     header
 }
 
-fn tbf_options((rate, asked_bits): Bursty) -> Query {
-    let (bytes, burst) = (rate.bytes(), burst_of(rate, BURST_MS, asked_bits));
+fn tbf_options(Bursty { rate, burst_bits, .. }: Bursty) -> Query {
+    let (bytes, burst) = (rate.bytes(), burst_of(rate, BURST_MS, burst_bits));
     // A burst that is asked for makes no frame wait longer.
     let queue = burst_of(rate, BURST_MS, None) + bytes * QUEUE_MS / 1000;
     // `struct tc_tbf_qopt`: two of `struct tc_ratespec`, the limit, the buffer, and none.

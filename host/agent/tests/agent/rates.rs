@@ -49,6 +49,12 @@ fn is_shaped(host: &Host, link: &str) -> bool {
     disciplines(host, link).contains(&"tbf 4791:".to_owned())
 }
 
+/// The rate of the tbf at the root of a link, in bytes per second.
+fn rate(host: &Host, link: &str) -> u64 {
+    let all = host.lab.host().json(&format!("tc -j qdisc show dev {link}")).expect("a list");
+    all[0]["options"]["rate"].as_u64().unwrap_or_else(|| panic!("{all:#}"))
+}
+
 pub(crate) fn ifbs(host: &Host) -> Vec<String> {
     let links = host.lab.host().json("ip -j link show type ifb").expect("a list");
     let names = links.as_array().expect("a list").iter();
@@ -117,10 +123,7 @@ fn a_reload_changes_rates_at_once_and_takes_them_off() {
     control::introduce(&path, &about(&host, 0)).expect("served");
     assert!(!is_shaped(&host, "veth0") && ifbs(&host).is_empty());
     reload(&host, &format!("{CLASS}{BOTH}"));
-    let rate = |link: &str| {
-        let all = host.lab.host().json(&format!("tc -j qdisc show dev {link}")).expect("a list");
-        all[0]["options"]["rate"].as_u64().unwrap_or_else(|| panic!("{all:#}"))
-    };
+    let rate = |link: &str| rate(&host, link);
     let [ifb] = &ifbs(&host)[..] else { panic!("{:?}", ifbs(&host)) };
     assert_eq!((rate("veth0"), rate(ifb)), (25_000_000, 12_500_000));
     assert_eq!(programs(&host, 0), ["roce_sources", "roce_rate"]);
@@ -178,6 +181,36 @@ fn rates_outlive_the_agent_and_end_with_their_container() {
     assert_eq!(ifbs(&host).len(), 1);
     host.start();
     eventually("its ifb goes", || ifbs(&host).is_empty());
+}
+
+/// To set a tbf again fills its bucket. One that was changed by hand shows that none is set.
+#[test]
+fn requests_fill_no_bucket() {
+    let mut host = host_or_skip!("rates::requests_fill_no_bucket", 2);
+    host.configure(CLASS);
+    host.configure(BOTH);
+    host.start();
+    let mut askers = [host.asker(0), host.asker(1)];
+    host.grant_each(&mut askers);
+    let (lab, v4) = (host.lab.host(), host.addresses(0)[0]);
+    let links = ["veth0".to_owned(), format!("roce-{}", host.index("veth0"))];
+    for link in &links {
+        let by_hand = ["root", "handle", "4791:", "tbf", "rate", "1gbit", "burst", "1m"];
+        let change = [&["qdisc", "change", "dev", link], &by_hand[..], &["limit", "2m"]].concat();
+        lab.tc(&change).expect("changed");
+    }
+    let rates = || links.each_ref().map(|link| rate(&host, link));
+    for _ in 0..10 {
+        askers[0].granted(v4);
+    }
+    control::introduce(&control::path(&host.state()), &about(&host, 0)).expect("served");
+    assert_eq!(rates(), [125_000_000; 2]);
+    // A missing one is made, and the other stays.
+    for (link, after) in [(0, [25_000_000, 125_000_000]), (1, [25_000_000, 12_500_000])] {
+        lab.tc(&["qdisc", "del", "dev", &links[link], "root"]).expect("removed");
+        askers[0].granted(v4);
+        assert_eq!(rates(), after);
+    }
 }
 
 #[test]
