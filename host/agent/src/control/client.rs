@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -95,13 +95,25 @@ pub fn runs(control: &Path) -> Result<bool, AgentError> {
 fn of_container(control: &Path, verb: Verb, about: &About) -> Result<Option<String>, AgentError> {
     let Some(connection) = connected(control)? else { return Ok(None) };
     let mut end = None;
-    let request = Request { about: Some(about.clone()), ..verb.into() };
+    let namespace = without_links(&about.namespace)
+        .map_err(|e| AgentError::os(about.namespace.display(), &e, "is it a network namespace?"))?;
+    let request = Request { about: Some(About { namespace, ..about.clone() }), ..verb.into() };
     ask(&connection, &request, &mut |reply| {
         if let Reply::Introduced { name } = reply {
             end = Some(name);
         }
     })?;
     end.map(Some).ok_or_else(|| AgentError::new("the agent is too old for it", ""))
+}
+
+/// A path whose directories are no symbolic links: an absolute one below the root of this process
+/// would lead the agent below its own.
+fn without_links(path: &Path) -> io::Result<PathBuf> {
+    match (path.parent(), path.file_name()) {
+        // The file itself may be a link of proc(5), which stands for no path.
+        (Some(directory), Some(name)) => Ok(directory.canonicalize()?.join(name)),
+        _ => Ok(path.to_owned()),
+    }
 }
 
 /// A connection with the agent that has this control socket. `None` if none runs.

@@ -12,10 +12,16 @@ use crate::lab::{Host, host_or_skip};
 
 /// An engine's word about a container of the lab.
 pub(crate) fn about(host: &Host, container: usize) -> About {
+    let (interface, id) = (Some("eth0".into()), format!("c0ffee{container}"));
+    About { interface, id, ..begins(&host.container(container).netns().path()) }
+}
+
+/// The word about one that begins in a namespace.
+fn begins(namespace: &str) -> About {
     About {
-        namespace: host.container(container).netns().path().into(),
-        interface: Some("eth0".into()),
-        id: format!("c0ffee{container}"),
+        namespace: namespace.into(),
+        interface: None,
+        id: "c0ffee".into(),
         engine: "test".into(),
         class: None,
         rates: None,
@@ -129,6 +135,40 @@ fn a_second_interface_changes_nothing_of_the_first() {
     let own = "10.77.0.100".parse().expect("an address");
     assert!(!host.may_leave(0).contains(&own), "{:?}", host.may_leave(0));
     assert!(root.refused(own).starts_with("Interface"));
+}
+
+/// The variable by which this program is a client: the paths of a namespace and a control socket.
+const CLIENT: &str = "TEST_INTRODUCES";
+
+/// The client's side.
+#[test]
+fn client() {
+    let Ok(paths) = std::env::var(CLIENT) else { return };
+    let (namespace, control) = paths.split_once(' ').expect("two paths");
+    let about = begins(namespace);
+    let name = control::introduce(control.as_ref(), &about).expect("served");
+    assert_eq!(control::is_introduced(control.as_ref(), &about).expect("served"), name);
+    assert!(name.is_some());
+}
+
+/// As `/var/run` leads to `/run` on a host whose agent has another root.
+#[test]
+fn a_client_names_a_namespace_through_a_link_below_its_own_root() {
+    let mut host = host_or_skip!("introduced::a_client_names", 2);
+    host.start();
+    let (own, root) = (std::env::current_exe().expect("this program"), host.dir().join("root"));
+    std::fs::create_dir(&root).expect("a directory");
+    let mount = "mount -t tmpfs none $0 && mkdir $0/run && ln -s $0/run $0/link && touch $0/run/n \
+                 && mount --bind $1 $0/run/n && exec $2 --exact introduced::client --nocapture";
+    let mut client = Command::new("unshare");
+    client.args(["--mount", "sh", "-c", mount]).arg(&root);
+    client.arg(host.container(1).netns().path()).arg(own);
+    let paths = format!("{}/link/n {}", root.display(), host.control().display());
+    let output = client.env(CLIENT, paths).output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    assert!(host.filter(1).is_some() && host.filter(0).is_none());
+    assert!(!root.join("link").exists(), "the agent does not see it");
 }
 
 /// One whose processes cannot change them: they are followed, as an engine may add a network later.
