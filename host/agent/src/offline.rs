@@ -12,7 +12,7 @@ use crate::ends::Ends;
 use crate::error::AgentError;
 use crate::holders::{self, Sought};
 use crate::host::{HostLink, Namespaces, NsId, Shaper, SourceFilter, is_ours};
-use crate::links::{is_gone, peer_elsewhere};
+use crate::links::peer_elsewhere;
 use crate::listener::remove_left;
 use crate::pages::Pages;
 use crate::state::{Known, StateFile};
@@ -43,12 +43,7 @@ pub(crate) fn release(
     // All ends of a container go together.
     let mut all = BTreeMap::<(Option<NsId>, u32), Vec<HostLink>>::new();
     for link in Namespaces::open().and_then(|mut it| it.links(None)).map_err(failed)? {
-        let found = match is_ours(&link) {
-            // A kernel without tcx does not know the question, and has no program there.
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) => false,
-            found => found.map_err(failed)?,
-        };
-        if found {
+        if is_ours(&link).map_err(failed)? {
             let of = peer_elsewhere(&link).map(|(namespace, _)| namespace);
             let alone = if of.is_none() { link.index } else { 0 };
             all.entry((of, alone)).or_default().push(link);
@@ -70,10 +65,8 @@ pub(crate) fn release(
                 are_all_gone = false;
                 continue;
             }
-            match SourceFilter::detach_all(index).and_then(|()| Shaper::open()?.clear(index)) {
-                Err(e) if !is_gone(&e) => return Err(failed(e)),
-                _ => {}
-            }
+            let detached = SourceFilter::detach_all(index);
+            detached.and_then(|()| Shaper::open()?.clear(index)).map_err(failed)?;
             known.retain(|it| it.host_end != index);
             each(Reply::Released { name });
         }

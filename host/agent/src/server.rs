@@ -170,10 +170,11 @@ fn start(config: &Config, file: Option<&Path>) -> Result<(), AgentError> {
     let ended = runtime.block_on(serve(agent, listeners, watch));
     // A task that hangs in the kernel is not waited for.
     runtime.shutdown_timeout(WAIT_MAX);
-    ended.map_err(|e| AgentError::os("cannot wait", &e, ""))
+    ended
 }
 
-async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Result<()> {
+async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> Result<(), AgentError> {
+    let signal = |kind| signal(kind).map_err(|e| AgentError::os("cannot wait", &e, ""));
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let hangup = signal(SignalKind::hangup())?;
@@ -181,7 +182,8 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
     let _interrupts = signal(SignalKind::from_raw(INTERRUPT as i32))?;
     let Listeners { ports, guards, pages, control } = listeners;
     // Changes made while no agent ran are read now; later changes are announced.
-    let held = agent.containers.recover(&agent.own)?;
+    let held = agent.containers.recover(&agent.own);
+    let held = held.map_err(|e| AgentError::os("cannot look for containers", &e, ""))?;
     for port in held {
         tokio::spawn(outlive(Arc::clone(&agent), port));
     }

@@ -12,7 +12,6 @@ use crate::config::Config;
 use crate::control::ClassStatus;
 use crate::host::{Rates, Shaper, ShaperError};
 use crate::limits::Share;
-use crate::links::is_gone;
 
 /// The rates at a host's end, as far as the agent has set them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -141,7 +140,6 @@ impl Container {
     pub(super) fn clear_gone(&self, end: u32) {
         if self.shaped != Shaped::default()
             && let Err(error) = Shaper::open().and_then(|mut shaper| shaper.remove_ifb(end))
-            && !is_gone(&error)
         {
             tracing::warn!(container = self.label(), "its ifb stays: {error}");
         }

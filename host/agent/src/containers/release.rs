@@ -7,7 +7,6 @@ use super::Containers;
 use crate::control::Reply;
 use crate::host::{NsId, Shaper, SourceFilter, is_ours};
 use crate::limits::Share;
-use crate::links::is_gone;
 use crate::log::Listed;
 
 impl Containers {
@@ -91,10 +90,10 @@ impl Containers {
             inner.remove(end);
         }
         match detached {
-            Err(error) if !is_gone(&error) => {
+            Err(error) => {
                 Reply::Kept { name, reason: format!("what is at its end stays: {error}") }
             }
-            _ => {
+            Ok(()) => {
                 tracing::info!(container = name, "released");
                 Reply::Released { name }
             }

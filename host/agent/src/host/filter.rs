@@ -11,6 +11,7 @@ use std::thread;
 use nix::sched::{CloneFlags, unshare};
 use rocinante_netdev::for_agent::bpf::{Described, Map, Program};
 
+use super::gate::{described, or_gone};
 use super::program::{self, KEY_LEN};
 
 /// Names of the program and of its maps: by these an agent knows its own.
@@ -144,7 +145,7 @@ impl SourceFilter {
         fresh.program.attach_first(ifindex, None)?;
         let mended = !old.is_empty();
         for program in old {
-            detach(&program, ifindex)?;
+            or_gone(program.detach(ifindex))?;
         }
         Ok((fresh, if mended { Attached::Mended } else { Attached::New }))
     }
@@ -163,22 +164,13 @@ impl SourceFilter {
         tried.unwrap_or_else(|_| Err(io::Error::other("the thread ended")))
     }
 
-    /// The program of ours on this interface, if there is one: none where the kernel has no tcx.
-    /// Error: as [`attach`](Self::attach).
+    /// The program of ours on this interface, if there is one: none where the kernel has no tcx, or
+    /// if the interface has gone. Error: as [`attach`](Self::attach).
     pub fn find(ifindex: u32) -> io::Result<Option<Self>> {
-        let programs = match Program::at_ingress(ifindex) {
-            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => return Ok(None),
-            programs => programs?,
-        };
-        for program in programs {
-            let described = program.described()?;
-            if described.name == PROGRAM
-                && let Ok(filter) = Self::of(ifindex, program, described)
-            {
-                return Ok(Some(filter));
-            }
-        }
-        Ok(None)
+        let programs = described(Program::at_ingress(ifindex))?.into_iter();
+        let named = programs.filter(|(_, described)| described.name == PROGRAM);
+        let mut ours = named.filter_map(|(it, described)| Self::of(ifindex, it, described).ok());
+        Ok(ours.next())
     }
 
     /// Lets these and no others through. Error: the error of bpf(2).
@@ -188,10 +180,7 @@ impl SourceFilter {
             self.own.set(key, 1)?;
         }
         for key in present.difference(&wanted) {
-            match self.own.remove(key) {
-                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
-                removed => removed?,
-            }
+            or_gone(self.own.remove(key))?;
         }
         Ok(())
     }
@@ -237,15 +226,15 @@ impl SourceFilter {
     }
 
     /// Takes each program of ours off an interface: those of the name that have the same
-    /// instructions, or maps of the same kinds. Error: as [`attach`](Self::attach).
+    /// instructions, or maps of the same kinds. None are there if the interface has gone. Error: as
+    /// [`attach`](Self::attach).
     pub fn detach_all(ifindex: u32) -> io::Result<()> {
         let tag = Self::tag()?;
-        for program in Program::at_ingress(ifindex)? {
-            let described = program.described()?;
+        for (program, described) in described(Program::at_ingress(ifindex))? {
             let (is_named, is_same) = (described.name == PROGRAM, described.tag == tag);
             match Self::of(ifindex, program, described) {
-                Ok(filter) if is_named => detach(&filter.program, ifindex)?,
-                Err(program) if is_named && is_same => detach(&program, ifindex)?,
+                Ok(filter) if is_named => or_gone(filter.program.detach(ifindex))?,
+                Err(program) if is_named && is_same => or_gone(program.detach(ifindex))?,
                 _ => {}
             }
         }
@@ -300,13 +289,5 @@ impl SourceFilter {
 
     fn present(&self) -> io::Result<BTreeSet<Vec<u8>>> {
         Ok(self.own.keys()?.into_iter().collect())
-    }
-}
-
-/// Takes a program off an interface, unless it has gone.
-fn detach(program: &Program, ifindex: u32) -> io::Result<()> {
-    match program.detach(ifindex) {
-        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-        detached => detached,
     }
 }

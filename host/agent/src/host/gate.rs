@@ -61,8 +61,8 @@ impl Gate {
         }
     }
 
-    /// The program of ours at a host's end; none where the kernel has no tcx. Error: the error of
-    /// bpf(2).
+    /// The program of ours at a host's end; none where the kernel has no tcx, or of a link that has
+    /// gone. Error: the error of bpf(2).
     pub(super) fn find(end: u32) -> io::Result<Option<Self>> {
         let all = described(Program::at_ingress(end))?.into_iter();
         let mut ours = all.filter(|(_, described)| Self::is_one(described));
@@ -91,21 +91,27 @@ impl Gate {
     }
 }
 
-/// These programs with their descriptions; none where the kernel has no tcx.
+/// These programs with their descriptions; none where the kernel has no tcx, or of a link that has
+/// gone.
 pub(super) fn described(
     programs: io::Result<Vec<Program>>,
 ) -> io::Result<Vec<(Program, Described)>> {
     let programs = match programs {
-        Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) => Vec::new(),
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::ENODEV)) => {
+            Vec::new()
+        }
         programs => programs?,
     };
     let describe = |program: Program| program.described().map(|it| (program, it));
     programs.into_iter().map(describe).collect()
 }
 
-/// Without the error that there is none to take away.
+/// Without the error that there is none to take away, or that its link has gone.
 pub(super) fn or_gone(removed: io::Result<()>) -> io::Result<()> {
-    removed.or_else(|e| if e.raw_os_error() == Some(libc::ENOENT) { Ok(()) } else { Err(e) })
+    match removed {
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => Ok(()),
+        removed => removed,
+    }
 }
 
 /// Sends each frame to the link whose number is in the map.

@@ -22,7 +22,7 @@ pub use uplink::Portion;
 pub use watch::{Heard, Watch};
 
 /// Whether a link is the host's end of a container that an agent knew: the program that judges
-/// senders is there, or a rate. Error: the kernel's.
+/// senders is there, or a rate. A link that has gone is none. Error: the kernel's.
 pub fn is_ours(link: &HostLink) -> std::io::Result<bool> {
     if Shaper::end_of(&link.name, &link.kind).is_some() {
         return Ok(false);

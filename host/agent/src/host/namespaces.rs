@@ -1,6 +1,6 @@
 //! Links and addresses of other network namespaces, by the numbers that the own one has for them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd as _};
@@ -109,9 +109,11 @@ impl Namespaces {
 
     /// All links of a namespace (`None`: the own). Error: `EINVAL` if no namespace has the number.
     pub fn links(&mut self, namespace: Option<NsId>) -> io::Result<Vec<HostLink>> {
-        let mut links = Vec::new();
-        self.ask_links(namespace, &[0; LINK_HEADER], true, &mut |link| links.push(link))?;
-        Ok(links)
+        // The kernel is asked again if they changed meanwhile.
+        let mut links = BTreeMap::new();
+        let mut each = |link: HostLink| drop(links.insert(link.index, link));
+        self.ask_links(namespace, &[0; LINK_HEADER], true, &mut each)?;
+        Ok(links.into_values().collect())
     }
 
     /// The addresses of a link of a namespace, also those that are being checked for duplicates.

@@ -238,7 +238,7 @@ impl Shaper {
         Ok([ingress, egress])
     }
 
-    /// Takes the parts of ours off a host's end. Error: the kernel's.
+    /// Takes the parts of ours off a host's end, which may have gone. Error: the kernel's.
     pub fn clear(&mut self, end: u32) -> io::Result<()> {
         self.remove_tbf(end)?;
         Gate::remove(end)?;
@@ -302,8 +302,8 @@ impl Shaper {
         let query = Query::new(&tc_header(link, HANDLE, ROOT));
         let query = query.attribute(TCA_KIND, kind.as_bytes());
         match self.socket.request_one(RTM_DELQDISC, 0, query.bytes(), &mut |_, _| {}) {
-            // There is none, or one of others.
-            Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) => Ok(()),
+            // There is none, or one of others, or the link has gone.
+            Err(e) if is_none(&e) => Ok(()),
             done => done,
         }
     }
@@ -401,7 +401,8 @@ impl Shaper {
         }
     }
 
-    /// The discipline at the root of a link; `None` if it has none, or one that the kernel chose.
+    /// The discipline at the root of a link; `None` if it has none, or one that the kernel chose,
+    /// or has gone.
     pub(super) fn root(&mut self, link: u32) -> io::Result<Option<Root>> {
         let query = Query::new(&tc_header(link, 0, ROOT));
         let mut found = None;
@@ -413,10 +414,15 @@ impl Shaper {
                 }
             });
         match asked {
-            Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) => Ok(None),
+            Err(e) if is_none(&e) => Ok(None),
             asked => asked.map(|()| found),
         }
     }
+}
+
+/// Whether a link has no such discipline, or has gone.
+fn is_none(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL | libc::ENODEV))
 }
 
 fn root_from(body: &[u8], handle: u32) -> Option<Root> {

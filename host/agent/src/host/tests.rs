@@ -484,6 +484,40 @@ fn an_end_that_comes_is_seen_however_often_one_asks() {
     });
 }
 
+/// A link may go between a list and a question.
+#[test]
+fn nothing_is_at_a_link_that_has_gone() {
+    let (host, _container) = or_skip!("host::nothing_is_at_a_link", host_and_container());
+    host.run(|| {
+        or_skip!("host::nothing_is_at_a_link", SourceFilter::try_apart());
+        host.sh("ip link add v0 type veth peer name v1");
+        let links = Namespaces::open().and_then(|mut it| it.links(None)).expect("links");
+        let named = |name| links.iter().find(|link| link.name == name).expect("the link");
+        let [stays, goes] = ["h0", "v0"].map(named);
+        let is_found = |link: &HostLink| {
+            let is_found = SourceFilter::find(link.index).expect("a query").is_some();
+            assert_eq!(is_ours(link).expect("a query"), is_found, "{link:?}");
+            is_found
+        };
+        for link in [stays, goes] {
+            SourceFilter::attach(link.index, &sources()).expect("attached");
+            assert!(is_found(link));
+        }
+        host.sh("ip link del v0");
+        assert!(is_found(stays) && !is_found(goes));
+        let mut shaper = Shaper::open().expect("netlink");
+        assert_eq!(shaper.in_force(goes.index).expect("a query"), [None; 2]);
+        for link in [stays, goes] {
+            SourceFilter::detach_all(link.index).expect("nothing is there any more");
+            shaper.clear(link.index).expect("nothing is there any more");
+            assert!(!shaper.unshare(link.index).expect("nothing is there any more"));
+            assert!(!is_found(link));
+        }
+        let error = SourceFilter::attach(goes.index, &sources()).expect_err("it has gone");
+        assert_eq!(error.raw_os_error(), Some(libc::ENODEV), "{error}");
+    });
+}
+
 #[test]
 fn the_owner_of_a_namespace_is_told() {
     let (_, container) = or_skip!("host::the_owner_of_a_namespace", host_and_container());

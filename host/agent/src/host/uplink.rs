@@ -89,7 +89,8 @@ impl Shaper {
         self.classes(link, &sorter, carries, portions).map_err(kernel("set classes of an htb"))
     }
 
-    /// Takes an htb of ours off a link. Returns whether one was there. Error: the kernel's.
+    /// Takes an htb of ours off a link, which may have gone. Returns whether one was there. Error:
+    /// the kernel's.
     pub fn unshare(&mut self, link: u32) -> io::Result<bool> {
         let Some(sorter) = Sorter::find(link)? else { return Ok(false) };
         self.remove_root(link, HTB)?;

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::UdpSocket;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rocinante_agent::STEPS;
 use rocinante_lab::Container;
@@ -252,4 +253,44 @@ fn traffic_does_not_notice_that_the_agent_is_killed() {
         }
     }
     assert_eq!(host.dropped(0), [0; 7]);
+}
+
+/// Says that it is over, also if the test fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// They go between the list of all links and the question about each.
+#[test]
+fn links_that_come_and_go_hold_up_neither_a_start_nor_a_release() {
+    let mut host = host_or_skip!("restart::links_that_come_and_go", 2);
+    let (lab, batch) = (host.lab.host().clone(), host.dir().join("batch"));
+    let path = host.container(1).netns().path();
+    let lines = |each: &dyn Fn(u32) -> String| (0..16).map(each).collect::<String>();
+    let add = lines(&|it| format!("link add c{it} type veth peer name p{it} netns {path}\n"));
+    let delete = lines(&|it| format!("link del c{it}\n"));
+    fs::write(&batch, add + &delete).expect("written");
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let over = Over(&is_over);
+        let churn = scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                lab.command(&format!("ip -batch {}", batch.display())).expect("made and deleted");
+            }
+        });
+        for _ in 0..20 {
+            host.start();
+            host.asker(0).granted(host.addresses(0)[0]);
+            host.kill();
+            let (is_good, said) = host.operator(&["release", "--all", "--force"]);
+            assert!(is_good && said.contains("\"veth0\" released"), "{said}");
+        }
+        drop(over);
+        churn.join().expect("it went on");
+    });
+    assert!(host.filter(0).is_none());
 }
