@@ -408,11 +408,12 @@ impl Inner {
     }
 
     /// Forgets a host's end. A later network namespace may have the number of one without ends, so
-    /// such a number is cut off no more.
+    /// such a number is cut off no more, and the log knows it no more.
     fn remove(&mut self, end: u32) -> Option<Container> {
         let gone = self.containers.remove(&end)?;
         if self.containers.values().all(|it| it.namespace != gone.namespace) {
             self.cut_off.remove(&gone.namespace);
+            self.journal.forget(Share::Container(gone.namespace));
         }
         Some(gone)
     }

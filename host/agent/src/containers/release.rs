@@ -6,7 +6,6 @@ use std::sync::PoisonError;
 use super::Containers;
 use crate::control::Reply;
 use crate::host::{NsId, Shaper, SourceFilter, is_ours};
-use crate::limits::Share;
 use crate::log::Listed;
 
 impl Containers {
@@ -69,9 +68,6 @@ impl Containers {
             return;
         }
         let gone: Vec<_> = names.iter().filter_map(|(end, _)| inner.remove(*end)).collect();
-        for container in &gone {
-            inner.journal.forget(Share::Container(container.namespace));
-        }
         self.write(&inner);
         drop(inner);
         // The kernel takes its time with the rings of ports, and with programs.

@@ -12,9 +12,11 @@ use super::*;
 use crate::called::Called;
 use crate::config::Config;
 use crate::containers::subject;
+use crate::control::Requests;
 use crate::limits::{Limits, Share};
 use crate::pages::Pages;
 use crate::state::{Introduced, StateFile};
+use crate::tally::End;
 
 /// An agent with containers at the ends 3 and 4.
 struct World {
@@ -416,5 +418,30 @@ fn a_number_is_cut_off_no_more_when_the_last_end_of_its_namespace_goes() {
     for (end, left) in ends.into_iter().zip([&[71, 72][..], &[72], &[]]) {
         world.containers.take_back(end, None, &words);
         assert_eq!(are_cut_off(), left, "a refusal");
+    }
+}
+
+/// A later network namespace may have the number of one that has gone.
+#[test]
+fn the_log_forgets_a_container_with_its_last_end() {
+    let world = World::new("forgotten", &Config::default());
+    world.comes(5);
+    let mut inner = world.containers.lock();
+    inner.containers.get_mut(&4).expect("it is there").namespace = 3;
+    let journal = Arc::clone(&inner.journal);
+    for of in [3, 5].map(Share::Container) {
+        journal.names(of, "an end");
+        journal.count(of, End::Refused(Code::Busy));
+    }
+    let is_known = |namespace| {
+        let share = Share::Container(namespace);
+        let has_requests = journal.requests(Some(share)) != Requests::default();
+        assert_eq!(journal.name(share) == "an end", has_requests, "{share:?}");
+        assert!(has_requests || journal.name(share) == format!("net:[{namespace}]"));
+        has_requests
+    };
+    for (end, known) in [(4, [true, true]), (3, [false, true]), (5, [false, false])] {
+        inner.remove(end).expect("it is there");
+        assert_eq!([3, 5].map(is_known), known, "without {end}");
     }
 }
