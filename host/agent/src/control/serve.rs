@@ -166,8 +166,6 @@ mod tests {
         assert_eq!(said.len(), 5001);
         assert_eq!(said[4999], "{\"released\":{\"name\":\"4999\"}}\n");
         assert_eq!(said[5000], "{\"done\":{}}\n");
-        // It is not waited for, unless the machine is busy.
-        assert!((0..10).any(|_| served(STATUS, 1, usize::MAX).1 < PATIENCE));
     }
 
     #[test]
@@ -206,7 +204,7 @@ mod tests {
     fn a_client_that_stops_reading_is_left() {
         let (said, took) = served(STATUS, 50_000, 3);
         assert_eq!(said.len(), 3);
-        assert!(took >= PATIENCE && took < 5 * PATIENCE, "{took:?}");
+        assert!(took >= PATIENCE, "{took:?}");
     }
 
     #[test]
