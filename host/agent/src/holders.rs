@@ -23,6 +23,9 @@ const DESCRIPTORS_MAX: i32 = 1 << 16;
 /// The longest that they are looked at: a file of epoll may have a long text.
 const LOOK_MAX: Duration = Duration::from_secs(2);
 
+/// Of `linux/pidfd.h`: the descriptor names a thread.
+const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(rustix::fs::OFlags::EXCL.bits());
+
 /// The sockets of a port, and the container that it was handed to.
 #[derive(Debug)]
 pub(crate) struct Sought {
@@ -54,7 +57,10 @@ impl Sought {
 pub(crate) struct Holder {
     /// The process.
     pub(crate) pidfd: OwnedFd,
-    /// The inodes of the sockets, with the number that the process has for each.
+    /// The thread that has them; `None` where the kernel names no threads (before Linux 6.9): then
+    /// the first one's descriptors are looked at.
+    thread: Option<OwnedFd>,
+    /// The inodes of the sockets, with the number that the thread has for each.
     pub(crate) sockets: Vec<(u64, i32)>,
 }
 
@@ -124,7 +130,8 @@ impl Holder {
     /// A copy of one of its sockets, by the inode.
     pub(crate) fn copy_of(&self, socket: u64) -> Option<OwnedFd> {
         let (_, number) = self.sockets.iter().find(|(inode, _)| *inode == socket)?;
-        let copy = pidfd_getfd(&self.pidfd, *number, PidfdGetfdFlags::empty()).ok()?;
+        let of = self.thread.as_ref().unwrap_or(&self.pidfd);
+        let copy = pidfd_getfd(of, *number, PidfdGetfdFlags::empty()).ok()?;
         (inode(&copy).ok() == Some(socket)).then_some(copy)
     }
 }
@@ -155,12 +162,13 @@ impl Thread {
     /// Its process, if that lives and has one of the sockets. One that cannot be looked at may have
     /// them.
     fn holder(self, wanted: &BTreeSet<u64>, mount: u64) -> Option<Holder> {
-        // The pidfd is opened first: later reads are of its process while that lives.
+        // The pidfds are opened first: later reads are of its process while that lives.
         let pidfd = pidfd_open(self.process, PidfdFlags::empty()).ok()?;
+        let thread = pidfd_open(Pid::from_raw(self.id)?, PIDFD_THREAD).ok();
         let sockets = self.sockets(wanted, mount);
         let holds = sockets.as_ref().is_none_or(|sockets| !sockets.is_empty());
         let sockets = sockets.unwrap_or_default();
-        (holds && lives(&pidfd)).then_some(Holder { pidfd, sockets })
+        (holds && lives(&pidfd)).then_some(Holder { pidfd, thread, sockets })
     }
 
     /// The wanted sockets among its descriptors. `None` if it has too many to look at.

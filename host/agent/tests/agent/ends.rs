@@ -1,6 +1,8 @@
 //! Objects made for a container go with it, and not before.
 
 use rocinante_lab::Container;
+use rustix::fs::OFlags;
+use rustix::process::{PidfdFlags, pidfd_open};
 
 use crate::asker::eventually;
 use crate::lab::host_or_skip;
@@ -96,6 +98,14 @@ fn ports_stay_while_a_thread_with_descriptors_of_its_own_has_them() {
     assert_eq!(asker.tell("hide-in-a-thread"), "hidden");
     std::thread::sleep(std::time::Duration::from_millis(200));
     assert_eq!((host.ports(), host.guarded_rings()), (1, 1));
+    // The next agent finds it, and guards its ring where the kernel names threads (Linux 6.9).
+    host.kill();
+    host.start();
+    let names_threads = PidfdFlags::from_bits_retain(OFlags::EXCL.bits());
+    if pidfd_open(rustix::thread::gettid(), names_threads).is_ok() {
+        eventually("it is guarded again", || host.guarded_rings() == 1);
+    }
+    assert_eq!(host.ports(), 1);
     asker.kill();
     host.has_ports(0);
 }
