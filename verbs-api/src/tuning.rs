@@ -19,7 +19,9 @@ pub(crate) mod waiting {
 pub(crate) mod exchange {
     use std::time::Duration;
 
-    /// Bytes of an accepted line. More: more memory for a hostile peer.
+    /// Bytes of an accepted line. Over a queue pair also the unread bytes from which on the peer
+    /// must wait: a side that sends its line reads none meanwhile. More: more memory for a hostile
+    /// peer.
     pub(crate) const LINE_MAX: usize = 4 << 20;
     /// For a line from the peer, unless `Exchange::set_patience` sets another, and for the peer to
     /// read one. More: a silent peer is noticed later.
@@ -29,8 +31,6 @@ pub(crate) mod exchange {
     pub(crate) const ASKED: Duration = Duration::from_millis(200);
     /// Characters of a peer's words that are shown.
     pub(crate) const CHARS_MAX: usize = 500;
-    /// Bytes that are received but not read, from which on the peer must wait. More: more memory.
-    pub(crate) const UNREAD_MAX: usize = 64 << 10;
     /// Longest single sleep of a wait. More: later. Less: more wake-ups.
     pub(crate) const LOOK: Duration = Duration::from_millis(100);
     /// From one request for a connection to the next. The kernel's connection manager repeats a

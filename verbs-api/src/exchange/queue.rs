@@ -24,7 +24,7 @@ use crate::context::Context;
 use crate::cq::Cq;
 use crate::mr::Mr;
 use crate::qp::PreparedQp;
-use crate::tuning::exchange::{ANEW, LOOK, PROBE, UNREAD_MAX};
+use crate::tuning::exchange::{ANEW, LINE_MAX, LOOK, PROBE};
 
 /// Starts the private data of both sides: protocol and version.
 const MAGIC: &[u8; 8] = b"lines/1\n";
@@ -348,7 +348,7 @@ impl Shared {
         }
         let at = wc.wr_id as usize * SLOT;
         self.came.extend_from_slice(&self.memory.to_vec(at, wc.byte_len as usize));
-        if self.came.len() > UNREAD_MAX {
+        if self.came.len() > LINE_MAX {
             self.held.push(wc.wr_id);
             return Ok(());
         }

@@ -3,6 +3,8 @@
 use super::*;
 use std::io::{Read, Write};
 
+use rocinante_stack::types::{Psn, Qpn};
+
 fn connected() -> (Exchange, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -213,6 +215,22 @@ fn lines_go_over_a_queue_pair_as_over_tcp() {
     a.give_up("enough");
     assert!(notices(&watch), "the peer gave up");
     assert!(b.hear().unwrap_err().to_string().contains("gave up: enough"));
+}
+
+/// Both sides send before they read, and a hello is longer than all receives together.
+#[test]
+fn two_sides_swap_long_hellos() {
+    let both = managed().into_iter().zip([1_u32, 2]);
+    let hello = |side: u32| {
+        let endpoint = |qpn| Endpoint::new([10, 0, 0, 1].into(), qpn, Psn::new(side), Mtu::Mtu1024);
+        let endpoints = (2..2002).map(|qpn| endpoint(Qpn::new(qpn))).collect();
+        Hello { endpoints, ..Hello::default() }
+    };
+    std::thread::scope(|scope| {
+        for (mut exchange, side) in both {
+            scope.spawn(move || assert_eq!(exchange.swap(&hello(side)).unwrap(), hello(3 - side)));
+        }
+    });
 }
 
 /// A peer that has reached the end of the work gives up or goes: its earlier lines hide neither.

@@ -6,6 +6,7 @@ mod tables;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rocinante_netdev::sim::{SimConfig, SimNet, Verdict};
@@ -31,6 +32,7 @@ use crate::exchange::Exchange;
 use crate::mr::Rereg;
 use crate::qp::{PreparedQp, Qp};
 use crate::srq::SrqKind;
+use crate::tuning::exchange::LINE_MAX;
 
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 pub(super) const QKEY: u32 = 0x1111_1111;
@@ -420,24 +422,32 @@ fn what_is_held_while_nobody_reads_is_given_back() {
     let net = SimNet::new(1);
     let [a, b] = &sides(&net, true);
     let listener = Listener::bind(&b.ctx, SERVER, 1).unwrap();
-    let line = "x".repeat(1500);
+    let line = "x".repeat(64 << 10);
+    let sent = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let saying = scope.spawn(|| {
             let request = listener.request(Some(PATIENCE)).unwrap();
             let mut exchange = Exchange::accept_cm(&b.ctx, request).unwrap();
-            for _ in 0..3 * LINES {
+            for _ in 0..LINES {
                 exchange.say(&line).unwrap();
+                sent.fetch_add(line.len(), Ordering::SeqCst);
             }
             exchange.barrier("end").unwrap();
         });
         let mut exchange = Exchange::connect_cm(&a.ctx, SERVER, PATIENCE).unwrap();
-        exchange.set_patience(Some(Duration::from_secs(10)));
+        exchange.set_patience(Some(PATIENCE));
         let watch = exchange.watch().unwrap();
-        let end = Instant::now() + Duration::from_millis(500);
-        while Instant::now() < end {
-            assert!(!watch.is_gone());
-        }
-        for nth in 0..3 * LINES {
+        let end = Instant::now() + PATIENCE;
+        let watch_until = |is_over: &dyn Fn() -> bool| {
+            while !is_over() {
+                assert!(!watch.is_gone() && Instant::now() < end);
+            }
+        };
+        watch_until(&|| sent.load(Ordering::SeqCst) >= LINE_MAX);
+        let refused = || a.ctx.counters().transport.send_rnr_err;
+        let before = refused();
+        watch_until(&|| refused() > before);
+        for nth in 0..LINES {
             assert_eq!(exchange.hear().unwrap().len(), line.len(), "line {nth}");
         }
         exchange.barrier("end").unwrap();

@@ -1,7 +1,6 @@
 //! After a refusal, or beside something under way, all else is as before.
 
 use std::sync::Barrier;
-use std::sync::atomic::Ordering;
 
 use rocinante_netdev::{Interface, Shards, Slots};
 use rocinante_soft::model::qp::PostListError;
