@@ -299,6 +299,8 @@ impl CompChannel {
     ///
     /// # Errors
     /// [`VerbsError::TimedOut`] if there is none within `timeout`; `None` waits without limit.
+    /// [`VerbsError::Io`] (`ENODEV`) once the kernel has removed its device, and the last event was
+    /// taken.
     pub fn wait_event(&self, timeout: Option<Duration>) -> Result<Cq, VerbsError> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
@@ -308,7 +310,10 @@ impl CompChannel {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Err(VerbsError::TimedOut);
             }
-            on!(ChannelKind, &self.kind, channel => channel.wait(deadline));
+            match &self.kind {
+                ChannelKind::Soft(channel) => channel.wait(deadline),
+                ChannelKind::Kernel(channel) => channel.wait(deadline)?,
+            }
         }
     }
 }

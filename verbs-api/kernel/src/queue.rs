@@ -15,15 +15,15 @@ use rocinante_soft::model::wc::Wc;
 use rocinante_soft::provider::listeners::{Listeners, fresh_number};
 use rocinante_soft::provider::manager::Breaks;
 use rocinante_soft::provider::state::StateCell;
+use rocinante_soft::provider::trace;
 use rocinante_soft::provider::wakers::Wakers;
-use rocinante_soft::provider::{trace, wake};
 use rocinante_stack::types::{Key, Qpn};
 use rocinante_stack::verbs::{Cqe, QpState, QpType, RecvWr, SendWr, WcOpcode, WcStatus};
 use rocinante_stack::{PeerAddress, PeerKind, PostError, QpAttr};
 use rustix::io::Errno;
 
 use super::groups::Membership;
-use super::watch::Source;
+use super::watch::{self, Source};
 use super::{Device, Pd, Srq, convert, error, ffi};
 
 /// A completion queue.
@@ -197,10 +197,10 @@ impl Channel {
         }
     }
 
-    /// Sleeps until there is an event, or until `until`.
-    pub fn wait(&self, until: Option<Instant>) {
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        wake::wait(None, self.raw.fd(), left);
+    /// Sleeps until there is an event, or until `until`. Error: the device has been removed, and
+    /// its last event was taken.
+    pub fn wait(&self, until: Option<Instant>) -> io::Result<()> {
+        watch::wait(self.raw.fd(), until)
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {

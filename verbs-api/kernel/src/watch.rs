@@ -5,12 +5,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use rocinante_soft::provider::listeners::Listeners;
 use rocinante_soft::provider::wake;
 use rocinante_soft::provider::wakers::{Wakers, Woken};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::ffi;
@@ -148,23 +149,37 @@ impl Shared {
             wake::clear(&self.changed);
             let ready = sources.iter().zip(fds[1..].iter().map(PollFd::revents));
             let ready: Vec<_> = ready.filter(|(_, ready)| !ready.is_empty()).collect();
-            // A descriptor of a removed device has this for ever, once its last event was read.
-            let is_removed = |flags: &PollFlags| flags.contains(PollFlags::ERR);
-            if ready.iter().any(|(_, flags)| is_removed(flags)) {
+            if ready.iter().any(|(_, flags)| is_removed(*flags)) {
                 self.removed.store(true, Ordering::SeqCst);
             }
             // A task that registers from now on has them watched again. The events of queues are
             // read here, so these stay.
             let is_over = |(source, flags): &(&Source, PollFlags)| {
-                is_removed(flags) || !matches!(source, Source::Queues(..))
+                is_removed(*flags) || !matches!(source, Source::Queues(..))
             };
             let over: Vec<_> = ready.iter().filter(|source| is_over(source)).collect();
             self.sources.lock().retain(|known| !over.iter().any(|(source, _)| source.is(known)));
             for (source, flags) in ready {
-                drop(source.take(is_removed(&flags)));
+                drop(source.take(is_removed(flags)));
             }
         }
     }
+}
+
+/// Whether these are the flags of a descriptor whose device has been removed: it has them for ever,
+/// once its last event was read.
+fn is_removed(flags: PollFlags) -> bool {
+    flags.contains(PollFlags::ERR)
+}
+
+/// Sleeps until the descriptor is readable, or until `until`. Error: its device has been removed.
+pub(super) fn wait(fd: BorrowedFd<'_>, until: Option<Instant>) -> io::Result<()> {
+    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+    let left = left.and_then(|left| Timespec::try_from(left).ok());
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    // An interrupted wait is a short one.
+    let _ = poll(&mut fds, left.as_ref());
+    if is_removed(fds[0].revents()) { Err(Errno::NODEV.into()) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -183,6 +198,28 @@ mod tests {
         fn wake(self: Arc<Self>) {
             let _ = self.0.send(());
         }
+    }
+
+    /// A peer that closes without reading leaves an error.
+    fn break_off(mut own: &UnixStream, far: UnixStream) {
+        own.write_all(b"x").unwrap();
+        drop(far);
+    }
+
+    #[test]
+    fn a_wait_fails_on_the_channel_of_a_device_that_is_removed() {
+        let [(own, far), (other, mut other_far)] = [(); 2].map(|()| UnixStream::pair().unwrap());
+        break_off(&own, far);
+        let errno = |fd: &UnixStream, until| {
+            wait(fd.as_fd(), until).err().map(|error| error.raw_os_error().unwrap())
+        };
+        let removed = Some(Errno::NODEV.raw_os_error());
+        for _ in 0..2 {
+            assert_eq!(errno(&own, None), removed);
+            assert_eq!(errno(&other, Some(Instant::now())), None);
+        }
+        other_far.write_all(b"x").unwrap();
+        assert_eq!(errno(&other, None), None, "there is an event");
     }
 
     /// Each of two channels of a device.
@@ -207,7 +244,7 @@ mod tests {
     #[test]
     fn tasks_of_a_device_that_is_removed_are_woken_and_do_not_wait_again() {
         let (watcher, tasks) = (Watcher::default(), Arc::new(Wakers::default()));
-        let (mut own, mut far) = UnixStream::pair().unwrap();
+        let (own, mut far) = UnixStream::pair().unwrap();
         let fd = Arc::new(OwnedFd::from(own.try_clone().unwrap()));
         let (woken, wakes) = channel();
         let waker = Waker::from(Arc::new(Task(woken)));
@@ -221,9 +258,7 @@ mod tests {
         assert!(is_woken());
         wait().unwrap();
         assert!(is_woken(), "it is still unread");
-        // A peer that closes without reading leaves an error.
-        own.write_all(b"x").unwrap();
-        drop(far);
+        break_off(&own, far);
         wait().unwrap();
         assert!(is_woken());
         assert_eq!(wait().unwrap_err().raw_os_error(), Some(Errno::NODEV.raw_os_error()));
