@@ -3,14 +3,13 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 use rocinante_netdev::{Interface, InterfaceWatch, follow_gids};
 
 use crate::model::event::AsyncEvent;
 use crate::provider::wake;
+use crate::provider::worker::Worker;
 
 /// A table of GIDs ([`follow_gids`] says how it changes).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,7 +47,7 @@ pub(super) struct Followed {
     /// Readable while there are events, or announcements to look at.
     both: OwnedFd,
     /// Looks at announcements as long as tasks wait for events.
-    thread: Mutex<Option<(Arc<OwnedFd>, JoinHandle<()>)>>,
+    thread: Mutex<Option<Worker>>,
 }
 
 impl Followed {
@@ -87,33 +86,18 @@ impl Followed {
     pub(super) fn look_on(&self, look: impl Fn() -> bool + Send + 'static) -> io::Result<()> {
         let mut thread = self.thread.lock();
         if thread.is_none() {
-            let stop = Arc::new(wake::eventfd()?);
             let news = wake::apart(self.following.lock().as_fd().try_clone_to_owned()?);
-            let until = stop.clone();
-            let builder = std::thread::Builder::new().name("roce-events".to_owned());
-            let work = move || {
-                while !wake::take(&until) {
-                    wake::wait(Some((news.as_fd(), false)), until.as_fd(), None);
+            let work = move |stop: &OwnedFd| {
+                while !wake::take(stop) {
+                    wake::wait(Some((news.as_fd(), false)), stop.as_fd(), None);
                     if !look() {
                         return;
                     }
                 }
             };
-            *thread = Some((stop, builder.spawn(work)?));
+            *thread = Some(Worker::start("roce-events".to_owned(), work)?);
         }
         Ok(())
-    }
-}
-
-impl Drop for Followed {
-    fn drop(&mut self) {
-        if let Some((stop, thread)) = self.thread.get_mut().take() {
-            wake::notify(&stop);
-            // The thread may hold the last handle of the context.
-            if thread.thread().id() != std::thread::current().id() {
-                let _ = thread.join();
-            }
-        }
     }
 }
 

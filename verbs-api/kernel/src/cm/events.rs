@@ -2,6 +2,7 @@
 
 use std::io;
 use std::mem;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
 
@@ -39,11 +40,10 @@ impl From<Option<Id>> for Gone {
 
 impl Shared {
     /// Handles events until `stop` is readable.
-    pub(super) fn serve(&self) {
-        use std::os::fd::AsFd;
+    pub(super) fn serve(&self, stop: &OwnedFd) {
         loop {
-            wake::wait(Some((self.channel.fd(), false)), self.stop.as_fd(), None);
-            if wake::take(&self.stop) {
+            wake::wait(Some((self.channel.fd(), false)), stop.as_fd(), None);
+            if wake::take(stop) {
                 return;
             }
             loop {

@@ -10,17 +10,15 @@ mod events;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 
 use parking_lot::{Mutex, MutexGuard};
 use rocinante_soft::model::error::VerbsError;
 use rocinante_soft::provider::mailbox::Mailbox;
 use rocinante_soft::provider::manager::{Breaks, Chosen};
-use rocinante_soft::provider::wake;
 use rocinante_soft::provider::wakers::Woken;
+use rocinante_soft::provider::worker::Worker;
 use rocinante_stack::cm::{CmError, ConnId, ListenerId, SidrQueryId, SidrReqId};
 use rocinante_stack::wire::cm::CommId;
 use rustix::io::Errno;
@@ -34,15 +32,13 @@ use crate::tuning::FINDING;
 #[derive(Debug)]
 pub(super) struct Cm {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    worker: Worker,
 }
 
 /// State that the calls and the thread share.
 #[derive(Debug)]
 struct Shared {
     channel: Arc<EventChannel>,
-    /// Readable when the thread must stop.
-    stop: OwnedFd,
     /// The device's name, and the port.
     place: (String, u8),
     table: Mutex<Table>,
@@ -152,25 +148,20 @@ impl Cm {
         let channel = EventChannel::create(library).map_err(error::no_cm)?;
         let shared = Arc::new(Shared {
             channel: Arc::new(channel),
-            stop: wake::eventfd()?,
             place,
             table: Mutex::default(),
             dead: AtomicBool::new(false),
         });
-        let thread = std::thread::Builder::new().name(format!("rdma-cm-{}", shared.place.0));
         let events = shared.clone();
-        let thread = Some(thread.spawn(move || events.serve())?);
-        Ok(Self { shared, thread })
+        let name = format!("rdma-cm-{}", shared.place.0);
+        let worker = Worker::start(name, move |stop| events.serve(stop))?;
+        Ok(Self { shared, worker })
     }
 }
 
 impl Drop for Cm {
     fn drop(&mut self) {
-        wake::notify(&self.shared.stop);
-        if let Some(thread) = self.thread.take() {
-            // The thread never panics on purpose; if it did, there is nothing left to save.
-            let _ = thread.join();
-        }
+        self.worker.end();
         // These objects hold the channel.
         let gone = std::mem::take(&mut *self.shared.table.lock());
         drop(gone);
@@ -188,7 +179,10 @@ impl Device {
         }
         let started = Cm::start((self.name.clone(), self.attr.port))?;
         let shared = started.shared.clone();
-        *cm = Some(started);
+        let dead = cm.replace(started);
+        // A task that its thread wakes may make a call.
+        drop(cm);
+        drop(dead);
         Ok(shared)
     }
 

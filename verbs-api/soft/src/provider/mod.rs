@@ -17,3 +17,4 @@ pub mod wake;
 pub mod wakers;
 #[cfg(test)]
 mod wakers_tests;
+pub mod worker;
