@@ -36,7 +36,7 @@ pub struct Cq {
     has_channel: bool,
     /// Tasks that wait for completions, if it has no channel of the program's.
     tasks: Arc<Wakers>,
-    /// Receives of datagrams complete here, so completions report the sender.
+    /// Receives of datagrams complete here, so their completions report the sender.
     datagrams: AtomicBool,
 }
 
@@ -110,8 +110,9 @@ impl Cq {
     #[inline]
     fn cqe(&self, wc: &ffi::abi::Wc) -> Cqe {
         let mut cqe = convert::cqe(wc);
-        cqe.context = self.device.known.context_of(cqe.qpn);
-        if !self.datagrams.load(Ordering::Relaxed) {
+        let known = &self.device.known;
+        cqe.context = known.context_of(cqe.qpn);
+        if !self.datagrams.load(Ordering::Relaxed) || !known.may_be_datagrams(cqe.qpn) {
             cqe.sender = None;
             // On Soft-RoCE this flag means an invalidated key. No checksum flag is in use here.
             if wc.wc_flags & ffi::abi::WC_IP_CSUM_OK != 0
@@ -270,7 +271,7 @@ impl Qp {
             attr.recv_cq.datagrams.store(true, Ordering::Relaxed);
         }
         let device = pd.device.clone();
-        device.known.insert(Qpn::new(raw.number()), attr.context);
+        device.known.insert(Qpn::new(raw.number()), attr.qp_type, attr.context);
         let (caps, qp_type, mtu) = (raw.caps(), attr.qp_type, device.active_mtu);
         Ok(Self {
             raw: Arc::new(raw),
