@@ -34,8 +34,10 @@ impl Listener {
     ///
     /// # Errors
     /// [`VerbsError::Cm`] if there is a listener on it already; [`VerbsError::Invalid`] for an
-    /// address that the device does not have, or port 0; [`VerbsError::Hardware`] if the kernel's
-    /// connection manager cannot be used; [`VerbsError::Io`] if there are no descriptors left.
+    /// address that the device does not have, or port 0, and if a kernel's device has no address
+    /// for `0.0.0.0` or `::`, which there stand for no link-local ones; [`VerbsError::Hardware`] if
+    /// the kernel's connection manager cannot be used; [`VerbsError::Io`] if there are no
+    /// descriptors left.
     pub fn bind(ctx: &Context, address: SocketAddr, backlog: usize) -> Result<Self, VerbsError> {
         Port::bind(ctx, address, backlog, ListensTo::Connections).map(Self)
     }

@@ -1,7 +1,7 @@
 //! The program's calls to the connection manager.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -220,15 +220,9 @@ impl Manager for Device {
 }
 
 impl Device {
-    /// Listens at the address, or at all addresses of its place that are not link-local.
+    /// Listens at the addresses of the place.
     fn listen_to(&self, services: &[Service], place: Place) -> WithMailbox<ListenerId> {
-        let beyond_link = |address: &&IpAddr| match address {
-            IpAddr::V4(_) => true,
-            IpAddr::V6(address) => !address.is_unicast_link_local(),
-        };
-        let is_one = place.address.is_some_and(|address| !address.is_unspecified());
-        let here = self.gids.iter().filter(|address| place.covers(address));
-        let addresses = here.filter(|address| is_one || beyond_link(address)).copied();
+        let addresses = addresses(&self.name, &self.gids, &place)?;
         let cm = self.cm()?;
         let mut table = cm.table()?;
         let number = table.number();
@@ -268,6 +262,24 @@ impl Shared {
     }
 }
 
+/// The addresses of a device at which a listener of this place listens: the one, or all that are
+/// not link-local. Error: there is none.
+fn addresses(name: &str, gids: &[IpAddr], place: &Place) -> Result<Vec<IpAddr>, VerbsError> {
+    let is_one = place.address.is_some_and(|address| !address.is_unspecified());
+    let beyond_link = |address: &IpAddr| match address {
+        IpAddr::V4(_) => true,
+        IpAddr::V6(address) => !address.is_unicast_link_local(),
+    };
+    let takes = |address: &&IpAddr| place.covers(address) && (is_one || beyond_link(address));
+    let found: Vec<IpAddr> = gids.iter().filter(takes).copied().collect();
+    if found.is_empty() {
+        let all = place.address.unwrap_or(Ipv6Addr::UNSPECIFIED.into());
+        let why = format!("{name} has no address for {all}, not counting link-local ones");
+        return Err(VerbsError::Invalid(format!("{why}: see `rocinante devices`")));
+    }
+    Ok(found)
+}
+
 /// The parameters of our queue pair for the kernel.
 fn terms(side: &QpSide) -> Terms {
     Terms {
@@ -297,5 +309,36 @@ fn call_failed(call: &str, error: io::Error) -> VerbsError {
         CmError::Unknown.into()
     } else {
         error::failed(call, error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_is_at_the_addresses_of_its_place() {
+        let all = ["fe80::1", "fd00::1", "10.0.0.1", "fd00::2"];
+        let ips =
+            |from: &[&str]| from.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<IpAddr>>();
+        let found = |gids: &[&str], at: Option<&str>| {
+            let address = at.map(|at| at.parse().unwrap());
+            addresses("mlx5_0", &ips(gids), &Place { address, port: 7471, backlog: 1 })
+        };
+        for (gids, at, expected) in [
+            (&all[..], None, &all[1..]),
+            (&all, Some("0.0.0.0"), &all[2..3]),
+            (&all, Some("fd00::2"), &all[3..]),
+            (&all, Some("fe80::1"), &all[..1]),
+        ] {
+            assert_eq!(found(gids, at).unwrap(), ips(expected), "{gids:?} {at:?}");
+        }
+        for (gids, at, word) in [
+            (&all[..2], Some("0.0.0.0"), "mlx5_0 has no address for 0.0.0.0"),
+            (&all[..1], None, "mlx5_0 has no address for ::"),
+        ] {
+            let why = found(gids, at).unwrap_err().to_string();
+            assert!(why.contains(word), "{why}");
+        }
     }
 }
