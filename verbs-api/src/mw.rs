@@ -234,7 +234,9 @@ impl Qp {
             (QpKind::Soft(qp), MwKind::Soft(window)) if window.is_of(qp.device()) => {
                 mw.bind(&bind.part)
             }
-            (QpKind::Kernel(_), MwKind::Kernel(_)) => mw.request(before, before, &bind.part),
+            (QpKind::Kernel(qp), MwKind::Kernel(window)) if window.is_of(qp.device()) => {
+                mw.request(before, before, &bind.part)
+            }
             _ => return invalid("the window belongs to another device"),
         };
         let (wr_id, data) = (bind.wr_id, SendData::Sges(&[]));

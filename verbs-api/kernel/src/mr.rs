@@ -95,6 +95,9 @@ impl Registration {
     /// # Safety
     /// As `Pd::register` of the API, for the new range.
     pub unsafe fn change(&mut self, change: &Change<'_>) -> Result<(), VerbsError> {
+        if change.pd.is_some_and(|pd| !Arc::ptr_eq(&pd.device, &self.device)) {
+            return Err(VerbsError::Invalid("the domain belongs to another device".into()));
+        }
         let pd = change.pd.map(Pd::raw).transpose()?;
         if change.range.is_some() && change.access.unwrap_or(self.access).admits(Access::ZERO_BASED)
         {

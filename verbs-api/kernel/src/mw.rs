@@ -29,6 +29,10 @@ impl Window {
         Ok(Self { device, first })
     }
 
+    pub fn is_of(&self, device: &Arc<Device>) -> bool {
+        Arc::ptr_eq(&self.device, device)
+    }
+
     /// The first key of the window.
     pub fn first_key(&self) -> Key {
         self.first

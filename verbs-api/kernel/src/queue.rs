@@ -283,6 +283,10 @@ impl Qp {
         })
     }
 
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
     pub fn qpn(&self) -> Qpn {
         Qpn::new(self.raw.number())
     }
