@@ -51,17 +51,15 @@ impl Registration {
 
     /// Allows windows to be bound to it, by its local key.
     fn tell(&self) {
-        if self.access.admits(Access::MW_BIND)
-            && let Some(name) = self.raw.name()
-        {
-            self.device.windows.write().mrs.insert(self.raw.lkey, name);
+        if self.access.admits(Access::MW_BIND) {
+            self.device.windows.write().tell(&self.raw);
         }
     }
 
     /// Allows no more windows to be bound to it.
     fn withdraw(&self) {
         if self.access.admits(Access::MW_BIND) {
-            self.device.windows.write().mrs.remove(&self.raw.lkey);
+            self.device.windows.write().withdraw(&self.raw);
         }
     }
 

@@ -117,10 +117,6 @@ impl Mr {
         self.pointer = None;
         Ok(())
     }
-
-    pub(crate) fn name(&self) -> Option<MrName> {
-        self.pointer.map(MrName)
-    }
 }
 
 impl Drop for Mr {
@@ -130,8 +126,8 @@ impl Drop for Mr {
 }
 
 /// The name of a region in a request that binds a window to it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct MrName(NonNull<abi::Mr>);
+#[derive(Debug)]
+struct MrName(NonNull<abi::Mr>);
 
 // SAFETY: it is followed only while its region exists: see `Windows`.
 unsafe impl Send for MrName {}
@@ -188,10 +184,25 @@ pub(crate) struct Windows {
     /// By the upper 24 bits of their keys, which never change.
     pub(crate) mws: HashMap<u32, Mw>,
     /// By their local keys.
-    pub(crate) mrs: HashMap<u32, MrName>,
+    mrs: HashMap<u32, MrName>,
 }
 
 impl Windows {
+    /// Allows windows to be bound to a region.
+    pub(crate) fn tell(&mut self, mr: &Mr) {
+        if let Some(pointer) = mr.pointer {
+            self.mrs.insert(mr.lkey, MrName(pointer));
+        }
+    }
+
+    /// Allows no more windows to be bound to a region. Once it is deregistered, another one may
+    /// have its key.
+    pub(crate) fn withdraw(&mut self, mr: &Mr) {
+        if mr.pointer.is_some() {
+            self.mrs.remove(&mr.lkey);
+        }
+    }
+
     /// Window and region of a request. A binding of length 0 must name a region, too: Soft-RoCE's
     /// library follows the pointer.
     fn find(&self, bind: &Bind) -> Option<(&Mw, *mut abi::Mr)> {
@@ -255,5 +266,33 @@ impl Qp {
             0 => Ok(mw.rkey()),
             result => Err(convert::post_error(result)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The key of a region that is deregistered goes to the next one before the first is dropped.
+    #[test]
+    fn a_region_withdraws_no_name_but_its_own() {
+        // Without domains they are not the library's.
+        let [mut first, next, other] = [7, 7, 8].map(|lkey| {
+            let pointer = Some(NonNull::dangling());
+            Mr { pds: Vec::new(), pointer, lkey, rkey: lkey }
+        });
+        let mut windows = Windows::default();
+        windows.tell(&first);
+        windows.tell(&other);
+        windows.withdraw(&first);
+        first.pointer = None;
+        windows.tell(&next);
+        windows.withdraw(&first);
+        let names = |windows: &Windows| [7, 8].map(|lkey| windows.mrs.contains_key(&lkey));
+        assert_eq!(names(&windows), [true, true]);
+        windows.withdraw(&next);
+        assert_eq!(names(&windows), [false, true]);
+        windows.tell(&first);
+        assert_eq!(names(&windows), [false, true], "it is gone");
     }
 }
