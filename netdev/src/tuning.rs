@@ -229,8 +229,8 @@ pub(crate) mod shared {
     /// From one search for the mailbox of a slot that has none yet to the next. More: later.
     pub(crate) const ASK_EVERY: Duration = Duration::from_millis(100);
     /// After an end, the first and the last pause between two searches for notes. The kernel may
-    /// close the connection of a process that dies before it removes its locks. More: peers
-    /// learn of it later.
+    /// close the connection of a process that dies before it removes its locks. After the last
+    /// pause there are searches only while the port could not look. More: peers learn of it later.
     pub(crate) const SEARCH_PAUSES: [Duration; 2] =
         [Duration::from_millis(10), Duration::from_secs(1)];
     /// Processes that a guardian looks after. More: more memory.

@@ -47,7 +47,7 @@ impl Host {
         let (stop, news) = (Arc::new(EventFd::new()?), Arc::new(EventFd::new()?));
         let ended = Arc::new(AtomicBool::new(false));
         let (stop_too, news_too) = (stop.clone(), news.clone());
-        let search = follows.then(|| (Instant::now(), SEARCH_PAUSES[0]));
+        let search = follows.then(|| (Instant::now(), Duration::ZERO));
         let mut work =
             Work { stop: stop_too, news: news_too, ended: ended.clone(), places, search, agents };
         let thread = Helper::start("roce-meet", move || {
@@ -69,7 +69,7 @@ impl Host {
         self.ended.swap(false, Ordering::Relaxed)
     }
 
-    /// It could not look.
+    /// It could not look: the thread has it do so again.
     pub(super) fn look_again(&self) {
         self.ended.store(true, Ordering::Relaxed);
     }
@@ -89,7 +89,7 @@ struct Work {
     stop: Arc<EventFd>,
     news: Arc<EventFd>,
     ended: Arc<AtomicBool>,
-    /// When the port looks for notes, and the pause after that.
+    /// When the port looks for notes, and the pause before that.
     search: Option<(Instant, Duration)>,
     places: Vec<(Arc<Objects>, Leadership)>,
     agents: Vec<AgentLink>,
@@ -123,7 +123,7 @@ impl Work {
             all_done &= !join || welcome(objects);
             let had = leadership.is_ours.load(Ordering::Relaxed);
             match leadership.attend(of_leadership) {
-                Ok(true) => self.search = Some((Instant::now(), SEARCH_PAUSES[0])),
+                Ok(true) => self.search = Some((Instant::now(), Duration::ZERO)),
                 Ok(false) => {}
                 Err(_) => all_done = false,
             }
@@ -138,8 +138,14 @@ impl Work {
 
     /// Has the port look for notes, if it is time.
     fn search(&mut self) {
-        let Some((_, pause)) = self.search.filter(|(at, _)| *at <= Instant::now()) else { return };
-        self.search = (pause <= SEARCH_PAUSES[1]).then(|| (Instant::now() + pause, pause * 4));
+        let Some((_, before)) = self.search.filter(|(at, _)| *at <= Instant::now()) else { return };
+        let [first, last] = SEARCH_PAUSES;
+        if before == last && !self.ended.load(Ordering::Relaxed) {
+            self.search = None;
+            return;
+        }
+        let pause = (4 * before).clamp(first, last);
+        self.search = Some((Instant::now() + pause, pause));
         self.ended.store(true, Ordering::Relaxed);
         self.news.signal();
     }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::*;
 use crate::sharing::last_will::LastWill;
 use crate::sharing::locks::Locks;
+use crate::tuning::shared::SEARCH_PAUSES;
 
 type Note = (IpAddr, [u8; NOTE_BYTES]);
 
@@ -79,6 +80,35 @@ fn notes_of_a_process_that_has_gone_are_told_to_the_leader() {
     let mut third = third;
     follow(&mut [&mut third], &here);
     assert_eq!(left(&third, 1), [(here[0], note(1))]);
+}
+
+/// Another process that is just joining or leaving keeps the leader from looking.
+#[test]
+fn a_leader_that_could_not_look_for_notes_is_woken_to_look_again() {
+    let here = address(25);
+    let [mut first, second, third] = [(); 3].map(|()| process(&[here], 1));
+    second.slots.note(here, 7, &note(7));
+    third.slots.note(here, 7, &note(8));
+    let slots = first.slots.clone();
+    let mut is_woken = |end: Instant| {
+        let left = end.saturating_duration_since(Instant::now()).as_millis();
+        let woken = wait_readable(first.ports[0].wait_fd(), left as i32).expect("poll");
+        first.ports[0].maintain();
+        woken
+    };
+    drop(second);
+    let held = slots.shared[0].locks.hold().expect("no process has it");
+    // For longer than the searches that follow every end.
+    let end = Instant::now() + 2 * SEARCH_PAUSES[1];
+    let mut looks = 0;
+    while is_woken(end) {
+        assert_eq!(slots.left(), []);
+        looks += 1;
+    }
+    assert!(looks > 0);
+    drop(held);
+    assert!(is_woken(Instant::now() + Duration::from_secs(30)));
+    assert_eq!(slots.left(), [(here, note(7))]);
 }
 
 /// Who has read them may die before anything came of it.
