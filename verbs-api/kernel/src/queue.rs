@@ -293,7 +293,8 @@ impl Qp {
 
     pub fn modify(&self, change: &ModifyAttr) -> Result<(), VerbsError> {
         let peer = change.path.map(|path| self.peer(&path)).transpose()?;
-        QpAttr { peer, ..change.attr }.check(self.rules.qp_type, self.query().0)?;
+        let before = state(self.raw.query(ffi::abi::mask::STATE))?;
+        QpAttr { peer, ..change.attr }.check(self.rules.qp_type, before)?;
         let (port, indices) = (self.device.attr.port, &self.device.attr.gid_indices);
         let path = change.path.map(|path| convert::path(&path, indices[path.sgid_index], port));
         let (mut attr, mask) = convert::qp_attr(&change.attr, path.as_ref(), port);
@@ -308,7 +309,7 @@ impl Qp {
         {
             self.device.known.set_peer(self.qpn(), path.remote);
         }
-        modified.map_err(|error| self.cannot_modify(change, error))
+        modified.map_err(|error| cannot_modify(change, before, error))
     }
 
     /// The peer, checked here because the device would refuse it with only an errno.
@@ -377,20 +378,23 @@ impl Qp {
             _ => self.raw.post_recv(list),
         }
     }
+}
 
-    /// The error for a refused change, as far as the errno tells.
-    fn cannot_modify(&self, change: &ModifyAttr, error: io::Error) -> VerbsError {
-        let errno = error.raw_os_error().and_then(|errno| Errno::from_raw_os_error(errno).into());
-        let unreachable = [Errno::TIMEDOUT, Errno::HOSTUNREACH, Errno::NETUNREACH, Errno::NODEV];
-        if change.path.is_some() && errno.is_some_and(|errno| unreachable.contains(&errno)) {
-            return VerbsError::Path(error);
-        }
-        let to = change.attr.state.map_or_else(String::new, |state| format!(" to {state}"));
-        error::failed(
-            &format!("ibv_modify_qp{to} (the queue pair is in {})", self.query().0),
-            error,
-        )
+/// The state that the device reports.
+fn state(queried: io::Result<ffi::abi::QpAttr>) -> Result<QpState, VerbsError> {
+    let attr = queried.map_err(|error| error::failed("ibv_query_qp", error))?;
+    Ok(convert::qp_state(attr.qp_state).unwrap_or(QpState::Err))
+}
+
+/// The error for a refused change, as far as the errno tells.
+fn cannot_modify(change: &ModifyAttr, before: QpState, error: io::Error) -> VerbsError {
+    let errno = error.raw_os_error().and_then(|errno| Errno::from_raw_os_error(errno).into());
+    let unreachable = [Errno::TIMEDOUT, Errno::HOSTUNREACH, Errno::NETUNREACH, Errno::NODEV];
+    if change.path.is_some() && errno.is_some_and(|errno| unreachable.contains(&errno)) {
+        return VerbsError::Path(error);
     }
+    let to = change.attr.state.map_or_else(String::new, |state| format!(" to {state}"));
+    error::failed(&format!("ibv_modify_qp{to} (the queue pair is in {before})"), error)
 }
 
 /// The error for a list in the wrong state, unless the list is empty.
@@ -404,5 +408,22 @@ fn cannot_create(caps: &QpCaps, error: io::Error) -> VerbsError {
             error::locked("ibv_create_qp", None, error)
         }
         _ => error::refused_caps(caps, error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// That of a device that is removed is not known: it is no error state.
+    #[test]
+    fn a_state_that_the_device_does_not_report_is_its_error() {
+        for of in [QpState::Init, QpState::Rts, QpState::Err] {
+            let attr = ffi::abi::QpAttr::to(convert::qp_state_number(of));
+            assert_eq!(state(Ok(attr)).unwrap(), of);
+        }
+        let why = state(Err(Errno::IO.into())).unwrap_err();
+        assert_eq!(why.errno(), Errno::IO.raw_os_error());
+        assert!(why.to_string().contains("ibv_query_qp"), "{why}");
     }
 }
