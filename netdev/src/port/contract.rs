@@ -271,7 +271,8 @@ pub struct PortStats {
     pub tx_failed: u64,
     /// How often a flush stopped because the kernel's queue was full.
     pub tx_blocked: u64,
-    /// Datagrams sent through the guard UDP socket: to groups, or to an unknown neighbour.
+    /// Datagrams sent through the guard UDP socket: to groups, to own addresses, or to an unknown
+    /// neighbour.
     pub tx_unresolved: u64,
     /// Datagrams in super-packets whose pages the kernel took by reference.
     pub tx_by_reference: u64,
