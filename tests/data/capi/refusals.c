@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 #include "check.h"
 
 enum { KEPT = 77, DEPTH = 32 };
@@ -26,6 +27,7 @@ static struct ibv_mr *mr;
 static struct ibv_qp *from, *to;
 static char memory[4096];
 static union ibv_gid own;
+static struct ibv_td_init_attr none;
 
 static double now(void)
 {
@@ -97,6 +99,22 @@ static enum ibv_qp_state state(struct ibv_qp *qp)
 	return attr.qp_state;
 }
 
+// A change that is refused leaves each attribute.
+static void refuses(struct ibv_qp *qp, struct ibv_qp_attr *wrong, int mask)
+{
+	struct ibv_qp_attr was, is;
+	struct ibv_qp_init_attr init;
+	DONE(ibv_query_qp(qp, &was, mask, &init));
+	REFUSED(EINVAL, ibv_modify_qp(qp, wrong, mask));
+	DONE(ibv_query_qp(qp, &is, mask, &init));
+#define SAME(field) !memcmp(&was.field, &is.field, sizeof is.field)
+	CHECK(SAME(qp_state) && SAME(path_mtu) && SAME(qkey) && SAME(rq_psn) && SAME(sq_psn) &&
+	      SAME(dest_qp_num) && SAME(qp_access_flags) && SAME(pkey_index) && SAME(port_num) &&
+	      SAME(min_rnr_timer) && SAME(max_rd_atomic) && SAME(timeout) && SAME(retry_cnt) &&
+	      SAME(rnr_retry) && SAME(max_dest_rd_atomic) && SAME(ah_attr.is_global) &&
+	      SAME(ah_attr.grh.dgid) && SAME(ah_attr.grh.sgid_index) && SAME(ah_attr.port_num));
+}
+
 // A field that no queue pair can have is refused at each step, and the step can be taken
 // afterwards.
 static void connect_to(struct ibv_qp *qp, struct ibv_qp *peer)
@@ -113,16 +131,15 @@ static void connect_to(struct ibv_qp *qp, struct ibv_qp *peer)
 #define BAD(attr, mask, field, value)                                                              \
 	do {                                                                                       \
 		struct ibv_qp_attr wrong = attr;                                                   \
-		enum ibv_qp_state before = state(qp);                                              \
 		wrong.field = value;                                                               \
-		REFUSED(EINVAL, ibv_modify_qp(qp, &wrong, mask));                                  \
-		CHECK(state(qp) == before);                                                        \
+		refuses(qp, &wrong, mask);                                                         \
 	} while (0)
 	BAD(init, INIT, pkey_index, 1);
 	BAD(init, INIT, port_num, 0);
 	BAD(init, INIT, port_num, 2);
-	REFUSED(EINVAL, ibv_modify_qp(qp, &rtr, RTR));
+	refuses(qp, &rtr, RTR);
 	DONE(ibv_modify_qp(qp, &init, INIT));
+	refuses(qp, &rts, RTS);
 	BAD(rtr, RTR, path_mtu, 6);
 	BAD(rtr, RTR, path_mtu, 0);
 	BAD(rtr, RTR, min_rnr_timer, 32);
@@ -141,6 +158,7 @@ static void connect_to(struct ibv_qp *qp, struct ibv_qp *peer)
 	BAD(rts, RTS, max_rd_atomic, 129);
 	rts.sq_psn = 0xef000000;
 	DONE(ibv_modify_qp(qp, &rts, RTS));
+	refuses(qp, &rtr, RTR);
 }
 
 static void post_to_srq(int count)
@@ -163,6 +181,7 @@ static void send_one(void)
 static void begin(void)
 {
 	struct ibv_device **devices;
+	alarm(120); // Ends a call that sleeps for ever.
 	MADE(devices, ibv_get_device_list(NULL));
 	MADE(context, ibv_open_device(devices[0]));
 	MADE(other, ibv_open_device(devices[0]));
@@ -217,7 +236,6 @@ static void what_is_used_stays_and_works(void)
 	MADE(another, ibv_reg_mr(pd, memory, 64, 0));
 	DONE(ibv_dereg_mr(another));
 	// A parent domain, and its thread domain.
-	struct ibv_td_init_attr none = { 0 };
 	struct ibv_td *td;
 	MADE(td, ibv_alloc_td(context, &none));
 	struct ibv_parent_domain_init_attr of_both = { .pd = pd, .td = td };
@@ -490,6 +508,80 @@ static void ways_back(void)
 	}
 }
 
+// An object of another context is refused; whatever was named can be given back afterwards.
+static void of_two_contexts(void)
+{
+	struct ibv_td *td[2];
+	struct ibv_pd *empty, *foreign;
+	struct ibv_comp_channel *unused;
+	struct ibv_cq *queue;
+	struct ibv_srq *shared;
+	MADE(td[0], ibv_alloc_td(context, &none));
+	MADE(td[1], ibv_alloc_td(other, &none));
+	MADE(empty, ibv_alloc_pd(context));
+	MADE(foreign, ibv_alloc_pd(other));
+	MADE(unused, ibv_create_comp_channel(other));
+	MADE(queue, ibv_create_cq(other, 4, NULL, NULL, 0));
+	MADE(shared, ibv_create_srq(foreign, &(struct ibv_srq_init_attr){ .attr = { 4, 1, 0 } }));
+	for (int which = 0; which < 6; which++) {
+		struct ibv_parent_domain_init_attr both = { .pd = which & 1 ? foreign : empty,
+							    .td = td[!(which & 1)] };
+		NONE(EINVAL, ibv_alloc_parent_domain(context, &both));
+		NONE(EINVAL, ibv_create_cq(context, 4, NULL, unused, 0));
+		struct ibv_qp_init_attr init = { .send_cq = which % 3 == 0 ? queue : cq,
+						 .recv_cq = which % 3 == 1 ? queue : cq,
+						 .srq = which % 3 == 2 ? shared : srq,
+						 .qp_type = IBV_QPT_RC, .cap = { 1, 0, 1, 0, 0 } };
+		NONE(EINVAL, ibv_create_qp(empty, &init));
+	}
+	DONE(ibv_destroy_srq(shared));
+	DONE(ibv_destroy_cq(queue));
+	DONE(ibv_destroy_comp_channel(unused));
+	DONE(ibv_dealloc_pd(foreign));
+	DONE(ibv_dealloc_pd(empty));
+	DONE(ibv_dealloc_td(td[1]));
+	DONE(ibv_dealloc_td(td[0]));
+}
+
+// A queue stays as deep as it is if less has no room, and one that has overflowed says so again
+// and again.
+static void a_queue_with_too_much(void)
+{
+	struct ibv_poll_cq_attr plain = { 0 };
+	for (int deep = 8, is; deep > 0; deep -= 7) {
+		struct ibv_cq_init_attr_ex attr = { .cqe = deep };
+		struct ibv_cq_ex *ex;
+		struct ibv_qp *qp;
+		MADE(ex, ibv_create_cq_ex(context, &attr));
+		struct ibv_cq *narrow = ibv_cq_ex_to_cq(ex);
+		struct ibv_qp_init_attr with = { .send_cq = narrow, .recv_cq = narrow,
+						 .qp_type = IBV_QPT_RC, .cap = { 1, 4, 1, 1, 0 } };
+		struct ibv_qp_attr to_init = { .qp_state = IBV_QPS_INIT, .port_num = 1 },
+				   broken = { .qp_state = IBV_QPS_ERR };
+		struct ibv_recv_wr recv = { 0 }, *bad;
+		MADE(qp, ibv_create_qp(pd, &with));
+		DONE(ibv_modify_qp(qp, &to_init, INIT));
+		for (int count = 0; count < 4; count++)
+			CHECK(!ibv_post_recv(qp, &recv, &bad));
+		DONE(ibv_modify_qp(qp, &broken, IBV_QP_STATE));
+		do
+			if ((is = ibv_start_poll(ex, &plain)) == 0)
+				ibv_end_poll(ex);
+		while (is == ENOENT || (is == 0 && deep == 1));
+		if (deep == 8) {
+			REFUSED(EINVAL, ibv_resize_cq(narrow, 2));
+			CHECK(narrow->cqe == 8);
+			DONE(ibv_resize_cq(narrow, 3));
+			CHECK(narrow->cqe == 3);
+		} else {
+			CHECK(is == EBUSY);
+			REFUSED(EBUSY, ibv_start_poll(ex, &plain));
+		}
+		DONE(ibv_destroy_qp(qp));
+		DONE(ibv_destroy_cq(narrow));
+	}
+}
+
 int main(void)
 {
 	begin();
@@ -500,6 +592,8 @@ int main(void)
 	a_built_list_is_posted_or_not();
 	questions();
 	ways_back();
+	of_two_contexts();
+	a_queue_with_too_much();
 	CHECK(writes_to(mr->rkey) == IBV_WC_SUCCESS);
 	printf("all as expected\n");
 	return 0;
