@@ -174,12 +174,13 @@ impl Pages {
         // Its first end may be another one since: open devices keep their ledger for all.
         let same = |it: &Container| it.namespace == namespace && open(it) > 0;
         let host_end = containers.iter().find(|(_, it)| same(it)).map_or(host_end, |(at, _)| *at);
+        let own = containers.get(&host_end).map_or(0, open);
+        if all >= ALL_PAGES_MAX || own >= PAGES_MAX {
+            return None;
+        }
         let container = containers.entry(host_end).or_default();
         name.clone_into(&mut container.name);
         container.namespace = namespace;
-        if all >= ALL_PAGES_MAX || open(container) >= PAGES_MAX {
-            return None;
-        }
         container.limit(limit_of);
         self.may_exceed.notify_one();
         let seat = if wants_seat { container.seat() } else { None };

@@ -227,6 +227,69 @@ fn another_agent_goes_on_from_what_the_first_one_read() {
     }
 }
 
+/// A page that is refused leaves all sums as they are, whichever container it is for.
+#[test]
+fn a_refused_page_makes_no_container_known() {
+    let world = World::new("refused");
+    let own: Vec<Program> = (0..PAGES_MAX as u64).filter_map(|key| world.opens(3, key)).collect();
+    own.iter().for_each(|it| it.counts("eth0", 1));
+    let names = || {
+        let sums = world.pages.sums(None, None).into_iter();
+        sums.map(|it| (it.name, it.namespace)).collect::<Vec<_>>()
+    };
+    let full = names();
+    assert!(world.opens(3, 99).is_none());
+    // Another network namespace has come to the end, or it has another name.
+    assert!(world.opens_with((3, 7), 99, Account::default(), true).is_none());
+    assert_eq!(names(), full);
+    // All that there may be: devices share a file here, as each takes three descriptors.
+    let file = Arc::new(own[0].file.try_clone().expect("a copy"));
+    for end in 1000..1000 + ((ALL_PAGES_MAX - PAGES_MAX) / PAGES_MAX) as u32 {
+        let device = |key| Device {
+            key,
+            page: Some(Arc::clone(&file)),
+            slot: None,
+            name: None,
+            counters: Counters::default(),
+            now: None,
+        };
+        let devices = (0..PAGES_MAX as u64).map(|key| (key, device(key))).collect();
+        let container = Container { devices, ..Container::default() };
+        world.pages.lock().containers.insert(end, container);
+    }
+    let full = names();
+    for _ in 0..2 {
+        assert!(world.opens(4, 1).is_none(), "another's");
+        assert_eq!(names(), full);
+    }
+    world.pages.end(own[0].id);
+    assert!(world.opens(4, 1).is_some() && world.opens(5, 1).is_none());
+}
+
+/// Programs that the next agent knows by their numbers keep what they hold when others come.
+#[test]
+fn programs_that_come_back_have_places_of_their_own() {
+    let mut world = World::new("back");
+    let mut all = [1, 2].map(|key| (key, world.joins(3, key)));
+    for (_, it) in &all {
+        it.account.charge(&[1, 2, 0]).expect("no limit");
+        it.counts("eth0", 1);
+    }
+    for round in 0..2 {
+        world.restarts(round == 0);
+        all = all
+            .map(|(key, it)| (key, world.opens_with((3, 3), key, it.account, true).expect("room")));
+        let third = world.joins(3, 9);
+        third.account.charge(&[1, 1, 0]).expect("no limit");
+        assert_eq!(used(&world, 3, "hca_object").1, 5, "{round}");
+        world.pages.end(third.id);
+        assert_eq!(used(&world, 3, "hca_object").1, 4, "{round}");
+        all[0].1.account.charge(&[0, 1, 0]).expect("no limit");
+        all[1].1.account.refund(&[0, 1, 0]);
+        assert_eq!(used(&world, 3, "hca_object").1, 4, "{round}");
+    }
+}
+
 /// Devices without a page are bounded, as no program may ever take them up.
 #[test]
 fn what_devices_of_many_earlier_agents_counted_stays() {
