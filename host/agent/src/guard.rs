@@ -409,4 +409,37 @@ mod tests {
         assert_eq!(guards.lock().descriptors, 0);
         assert!(guards.lock().containers.is_empty());
     }
+
+    /// Programs of two users that died by turns, and one of the first that comes late.
+    #[test]
+    fn a_guardian_is_for_programs_of_one_user() {
+        let (closers, journal) = (Arc::default(), Arc::default());
+        let guards = Guards::new(PathBuf::new(), Limits::new(1), &closers, &journal);
+        let (guards, share) = (Arc::new(guards), Share::Container(1));
+        let ward = |number, uid| {
+            let room = Arc::new(Room::new(&guards, share));
+            let kept = Kept { parcels: Vec::new(), has_more: false, room };
+            let kept = Foreign::new(kept, share, &guards.closers);
+            let namespace = Namespace::open("/proc/self/ns/net".into()).expect("a namespace");
+            Ward { number, namespace, user: (uid, 100), kept }
+        };
+        let wards = [(1, 7), (2, 8), (3, 7), (4, 8)].map(|(number, uid)| ward(number, uid));
+        guards.lock().containers.insert(share, Container { guardians: 2, ..Container::default() });
+        let dies =
+            |ward| guards.lock().containers.get_mut(&share).expect("it asks").dead.push(ward);
+        wards.into_iter().for_each(dies);
+        let next = || {
+            let wards = guards.next(share);
+            wards.iter().map(|it| (it.number, it.user.0)).collect::<Vec<_>>()
+        };
+        assert_eq!(next(), [(1, 7), (3, 7)]);
+        dies(ward(5, 7));
+        assert_eq!(next(), [(2, 8), (4, 8)]);
+        assert_eq!(next(), [(5, 7)]);
+        // One guardian after the other finds none, and the share is forgotten with the last.
+        assert!(next().is_empty());
+        assert_eq!(guards.lock().containers[&share].guardians, 1);
+        assert!(next().is_empty() && !guards.lock().containers.contains_key(&share));
+        assert!(next().is_empty(), "a share that is not known");
+    }
 }

@@ -385,6 +385,24 @@ mod tests {
         assert_eq!((0..200).filter(is_said).collect::<Vec<u64>>(), [0, 60, 120, 180]);
     }
 
+    /// The lines of its container are used up: it is written as soon as there is room again.
+    #[test]
+    fn a_refusal_for_which_there_was_no_line_is_written_with_the_next() {
+        let (journal, start) = (Journal::default(), Instant::now());
+        written(true, || {
+            assert!((0..LINES_MAX).all(|_| journal.permits(ONE, Level::INFO, start)));
+        });
+        let is_said = |code, second| {
+            let now = start + Duration::from_secs(second);
+            !written(true, || journal.refused(ONE, None, &refused(code), now)).is_empty()
+        };
+        for second in [1, 30, 59] {
+            assert!(!is_said(Code::Busy, second), "{second}");
+        }
+        assert!(is_said(Code::Busy, 60) && is_said(Code::InUse, 60));
+        assert!(!is_said(Code::Busy, 119) && is_said(Code::Busy, 120));
+    }
+
     #[test]
     fn the_own_trouble_is_written_once_a_minute() {
         let (mut seldom, now) = (Seldom::default(), Instant::now());

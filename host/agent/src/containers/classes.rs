@@ -1,6 +1,6 @@
 //! The classes of containers.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use super::{Container, Containers, Inner};
@@ -10,7 +10,7 @@ use crate::control::ClassStatus;
 use crate::host::Sources;
 use crate::limits::Share;
 use crate::pages::{Exceeding, LimitOf};
-use crate::quota::RdmaExceeded;
+use crate::quota::{RdmaExceeded, RdmaMax};
 use crate::state::Introduced;
 
 /// The facts that decide a class. The name of a control group is none: a user of the host may
@@ -44,21 +44,45 @@ impl Container {
     }
 }
 
-impl Containers {
-    /// Has each container asked no more often than its class may, and tells its programs what they
-    /// may hold: with several ends on the host what the strictest allows.
-    pub(super) fn classify(&self, inner: &Inner) {
-        let config = self.config();
-        let (mut others, mut held) = (HashMap::new(), HashMap::new());
-        let all = inner.containers.values().filter(|_| !config.classes.is_empty());
-        for container in all {
-            let ClassStatus::Of(bounds) = container.class(&config) else { continue };
-            let rate = others.entry(Share::Container(container.namespace));
+impl Inner {
+    /// How often each container may ask in a second, and what its programs may hold together.
+    pub(super) fn strictest(
+        &self,
+        config: &Config,
+    ) -> (HashMap<Share, u32>, HashMap<u64, RdmaMax>) {
+        let (mut rates, mut held) = (HashMap::new(), HashMap::new());
+        for container in self.containers.values().filter(|_| !config.classes.is_empty()) {
+            let ClassStatus::Of(bounds) = container.class(config) else { continue };
+            let rate = rates.entry(Share::Container(container.namespace));
             let rate = rate.or_insert(bounds.requests_per_second);
             *rate = bounds.requests_per_second.min(*rate);
             let max = held.entry(container.namespace).or_insert(bounds.rdma_max);
             *max = max.least(bounds.rdma_max);
         }
+        (rates, held)
+    }
+}
+
+/// The network namespaces that are cut off from now on, each with the time when it was: those of
+/// `wanted`, and for a while those of before, so that the log has few lines of one that comes and
+/// goes.
+fn cut_off(
+    before: &BTreeMap<u64, Instant>,
+    wanted: impl Iterator<Item = u64>,
+    now: Instant,
+) -> BTreeMap<u64, Instant> {
+    let mut after = before.clone();
+    after.retain(|_, since| now.saturating_duration_since(*since) < CUT_OFF_MIN);
+    after.extend(wanted.map(|it| (it, before.get(&it).copied().unwrap_or(now))));
+    after
+}
+
+impl Containers {
+    /// Has each container asked no more often than its class may, and tells its programs what they
+    /// may hold: with several ends on the host what the strictest allows.
+    pub(super) fn classify(&self, inner: &Inner) {
+        let config = self.config();
+        let (others, held) = inner.strictest(&config);
         self.limits.set_others(others);
         let limit_of = move |namespace, name: &str| {
             let known = held.get(&namespace).copied();
@@ -93,10 +117,7 @@ impl Containers {
         let wanted = inner.containers.values().filter(|it| exceeding.contains_key(&it.namespace));
         let wanted = wanted.filter(|it| is_wanted(it)).map(|it| it.namespace);
         let before = inner.cut_off.clone();
-        // It stays for a while, so that the log has few lines of one that comes and goes.
-        let mut after = before.clone();
-        after.retain(|_, since| now.saturating_duration_since(*since) < CUT_OFF_MIN);
-        after.extend(wanted.map(|it| (it, before.get(&it).copied().unwrap_or(now))));
+        let after = cut_off(&before, wanted, now);
         let ends = inner.containers.iter();
         let (was, is) = (
             |it: &Container| before.contains_key(&it.namespace),
@@ -113,5 +134,34 @@ impl Containers {
             }
             inner.follow(end);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two of them, of which one holds more for a long time: it is let out when it holds less, and
+    /// the other after the least time.
+    #[test]
+    fn a_container_is_cut_off_for_the_least_time_and_while_it_holds_more() {
+        let (start, mut cut) = (Instant::now(), BTreeMap::new());
+        let least = CUT_OFF_MIN.as_secs();
+        let mut let_out = [None; 2];
+        for second in 0..4 * least {
+            let now = start + Duration::from_secs(second);
+            let wanted = [(7, 3 * least), (8, 2)].into_iter().filter(|(_, until)| second < *until);
+            cut = cut_off(&cut, wanted.map(|(namespace, _)| namespace), now);
+            for (namespace, out) in [7, 8].into_iter().zip(&mut let_out) {
+                match cut.get(&namespace) {
+                    Some(since) => assert_eq!((*since, *out), (start, None), "{second}"),
+                    None => _ = out.get_or_insert(second),
+                }
+            }
+        }
+        assert_eq!(let_out, [Some(3 * least), Some(least)]);
+        // The next time is one of its own.
+        let late = start + 5 * CUT_OFF_MIN;
+        assert_eq!(cut_off(&cut, [8].into_iter(), late), [(8, late)].into());
     }
 }

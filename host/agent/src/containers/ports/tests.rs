@@ -309,6 +309,29 @@ fn a_container_asks_as_often_as_the_stricter_of_its_classes_says() {
     }
 }
 
+/// The same of what its programs hold, each resource for itself.
+#[test]
+fn a_container_holds_what_the_strictest_of_its_classes_says() {
+    let world = World::new("strictest", &Config::default());
+    (5..=6).for_each(|end| world.comes(end));
+    for end in [4, 5] {
+        world.containers.lock().containers.get_mut(&end).expect("it is there").namespace = 3;
+    }
+    let class = |end, max| {
+        format!("[[class]]\nname = \"{end}\"\ncontainers = [\"{end}\"]\nrdma_max = \"{max}\"\n")
+    };
+    let maxes = ["hca_handle=9 hca_object=2", "hca_handle=3 hca_object=5", "mr_bytes=7"];
+    for turn in 0..3 {
+        let text: String =
+            (0..3).map(|nth| class(format!("end{}", nth + 3), maxes[(nth + turn) % 3])).collect();
+        let config: Config = toml::from_str(&text).expect("a configuration");
+        let (_, held) = world.containers.lock().strictest(&config);
+        assert_eq!(held[&3].to_string(), "hca_handle=3 hca_object=2 mr_bytes=7", "{turn}");
+        assert!(held[&6].is_none(), "another's");
+    }
+    assert!(world.containers.lock().strictest(&Config::default()).1.is_empty());
+}
+
 /// Whichever of its ends a request came by.
 #[test]
 fn a_container_of_two_ends_stays_while_a_request_is_under_way() {
@@ -381,6 +404,32 @@ fn a_refused_word_goes_while_a_port_stays() {
     drop(room);
     world.containers.take_back(ends[0], None, &words);
     assert_eq!(introduced(), [None, Some(true)]);
+}
+
+/// A port sends by all ends of its container: both stay while either has one, or is about to.
+#[test]
+fn no_end_of_a_container_is_forgotten_while_either_has_a_port() {
+    let ends = [2_000_000_001, 2_000_000_002];
+    for (asking, is_filled) in [(0, false), (0, true), (1, false), (1, true)] {
+        let world = World::new(&format!("either-word-{asking}-{is_filled}"), &Config::default());
+        ends.into_iter().for_each(|end| world.comes(end));
+        let words = ends.map(|end| (end, None)).into();
+        let is_known = || {
+            ends.into_iter().for_each(|end| world.containers.take_back(end, None, &words));
+            let inner = world.containers.lock();
+            ends.map(|end| inner.containers.contains_key(&end))
+        };
+        let room = world.reserve(ends[asking], &request(1)).expect("room");
+        if is_filled {
+            let port = fill(room, 1, Backend::Packet).expect("it is there");
+            assert_eq!(is_known(), [true; 2], "{asking}: a port");
+            world.containers.remove_port(port);
+        } else {
+            assert_eq!(is_known(), [true; 2], "{asking}: a request");
+            drop(room);
+        }
+        assert_eq!(is_known(), [false; 2], "{asking}: nothing");
+    }
 }
 
 /// Two ends of a network namespace that is cut off, and one of another. The kernel has no such
