@@ -259,4 +259,32 @@ mod tests {
         ports.change(space, &Bound { one_family: true, ..v4 }).unwrap();
         ports.bind(space, alone).unwrap();
     }
+
+    /// The free ports come round, each is given to one id at a time, and a port that was given back
+    /// is free.
+    #[test]
+    fn every_free_port_is_given_out_again_and_again() {
+        let mut ports = Ports { next: FREE.end - 2, ..Ports::default() };
+        let any = |id| of(id, "10.0.0.1:0", false);
+        let spaces = [PortSpace::Tcp, PortSpace::Udp];
+        for round in 0..3 {
+            let mut given: Vec<u16> =
+                FREE.map(|port| ports.bind(spaces[0], any(port.into())).unwrap().port()).collect();
+            if round == 0 {
+                assert_eq!(given[..3], [FREE.end - 2, FREE.end - 1, FREE.start]);
+            }
+            for _ in 0..2 {
+                assert_eq!(ports.bind(spaces[0], any(1)), Err(libc::EADDRNOTAVAIL), "{round}");
+            }
+            let other = ports.bind(spaces[1], any(1)).unwrap().port();
+            assert_eq!(ports.count(), FREE.len() + 1);
+            ports.release(spaces[1], other, 1);
+            for (id, port) in FREE.zip(&given) {
+                ports.release(spaces[0], *port, id.into());
+            }
+            assert_eq!(ports.count(), 0);
+            given.sort_unstable();
+            assert!(given.into_iter().eq(FREE), "{round}");
+        }
+    }
 }
