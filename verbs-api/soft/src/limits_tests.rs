@@ -7,7 +7,7 @@ use rocinante_netdev::handed::page::{Amounts, NO_LIMIT, RESOURCES};
 use rocinante_netdev::sim::{SimConfig, SimNet};
 use rocinante_netdev::{AnyPort, Backend, Port as _, PortConfig, Slots};
 use rocinante_stack::cm::CmConfig;
-use rocinante_stack::mem::{Access, MwType};
+use rocinante_stack::mem::{Access, Accessor, Bind, MwType};
 use rocinante_stack::verbs::QpType;
 use rocinante_stack::{Budget, RunLimits};
 
@@ -172,6 +172,53 @@ fn whatever_a_container_may_not_have_leaves_nothing() {
     }
     drop(region);
     assert_eq!(held(), before);
+}
+
+/// A window is bound to a region, or its container may have no more: what it is and what it is
+/// charged with stay, and it may be changed once nothing is in the way.
+#[test]
+fn a_region_that_may_not_be_changed_is_charged_as_before() {
+    let (hca, own) = shared(11);
+    let device = Device::new(hca, Arc::new(Inbox::new().unwrap()), true).unwrap();
+    let (pd, other) = (Pd::new(&device), Pd::new(&device));
+    let ledger = own.account().sit_alone().unwrap();
+    let memory = [0_u64; 32];
+    let of = |len| Range { address: memory.as_ptr() as u64, len };
+    let access = Access::LOCAL_WRITE | Access::MW_BIND;
+    let before = ledger.usage().current;
+    let mut region = Registration::insert(&pd, of(160), 0, access).unwrap();
+    let window = Window::alloc(&pd, MwType::Type1).unwrap();
+    let (key, mw) = (region.key(), window.first_key());
+    let bind = Bind { mw, rkey: mw, region: key, addr: 0, len: 8, access: Access::REMOTE_READ };
+    let by = Accessor { pd: pd.id, qpn: Default::default() };
+    device.shards.first().hold().host.regions.bind(by, &bind).unwrap();
+    let changes = [256, 8, 160].map(|len| Change { pd: None, range: Some(of(len)), access });
+    let apart = Change { pd: Some(&other), range: None, access };
+    let held = ledger.usage().current;
+    for change in changes.iter().chain([&apart]) {
+        for _ in 0..2 {
+            let refused = region.change(change).unwrap_err();
+            assert!(matches!(refused, VerbsError::Busy(_)), "{change:?}: {refused}");
+            assert_eq!((ledger.usage().current, region.key()), (held, key), "{change:?}");
+        }
+    }
+    assert!(matches!(region.remove(true), Err(VerbsError::Busy(_))));
+    drop(window);
+    let held = ledger.usage().current;
+    ledger.limit(&[NO_LIMIT, NO_LIMIT, 255]);
+    for _ in 0..2 {
+        let refused = region.change(&changes[0]).unwrap_err();
+        assert!(matches!(refused, VerbsError::Quota { .. }), "{refused}");
+        assert_eq!((ledger.usage().current, region.key()), (held, key));
+    }
+    ledger.limit(&[NO_LIMIT, NO_LIMIT, 256]);
+    for change in changes.iter().chain([&apart]) {
+        region.change(change).unwrap();
+        let len = change.range.map_or(160, |range| range.len);
+        assert_eq!(ledger.usage().current[2], len as u64, "{change:?}");
+    }
+    drop(region);
+    assert_eq!(ledger.usage().current, before);
 }
 
 #[test]

@@ -51,3 +51,27 @@ fn a_mailbox_of_which_the_last_letter_is_withdrawn_is_not_readable() {
     withdraw(second);
     assert!(readable(&mailbox), "it is over, for all that look");
 }
+
+/// A descriptor that is asked for late says of all that came before what an early one does.
+#[test]
+fn a_descriptor_that_is_made_late_is_as_readable_as_an_early_one() {
+    let conn = ConnId(CommId(7));
+    let events = || [CmEvent::Established { conn }, CmEvent::TimedOut { conn }];
+    for put in 0..=2 {
+        for taken in 0..=put {
+            let mailboxes = [Mailbox::default(), Mailbox::default()];
+            let early = &mailboxes[0];
+            early.fd().unwrap();
+            for mailbox in &mailboxes {
+                events().into_iter().take(put).for_each(|event| drop(mailbox.push(event)));
+                (0..taken).for_each(|_| assert!(mailbox.pop().unwrap().is_some()));
+            }
+            let are = mailboxes.each_ref().map(readable);
+            assert_eq!(are, [taken < put || put == 2; 2], "{taken} of {put}");
+        }
+    }
+    let failed = Mailbox::default();
+    let _ = failed.fail(VerbsError::TimedOut);
+    failed.pop().unwrap_err();
+    assert!(readable(&failed));
+}

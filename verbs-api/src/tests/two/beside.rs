@@ -3,13 +3,14 @@
 use std::sync::Barrier;
 
 use rocinante_netdev::{Interface, Shards, Slots};
-use rocinante_soft::model::qp::PostListError;
+use rocinante_soft::model::qp::{ModifyAttr, PostListError};
 use rocinante_soft::{Hca, Inbox};
-use rocinante_stack::PostError;
 use rocinante_stack::cm::{CmError, ListenerId};
 use rocinante_stack::mem::MwType;
-use rocinante_stack::verbs::WcOpcode;
+use rocinante_stack::types::Psn;
+use rocinante_stack::verbs::{QpState, WcOpcode};
 use rocinante_stack::wire::cm::{PortSpace, ServiceId};
+use rocinante_stack::{PostError, QpAttr};
 
 use super::*;
 use crate::mr::Mr;
@@ -146,6 +147,69 @@ fn of_a_list_all_before_the_refused_request_is_posted_and_no_more() {
             (0..2).for_each(|n| near.post(good(n)).unwrap());
             assert_eq!(settle(), (2, 2), "{error:?}, held {held}");
         }
+    }
+}
+
+/// A change of a queue pair that is refused leaves its completions, its receives and the room of
+/// its queues.
+#[test]
+fn a_refused_change_leaves_requests_and_completions() {
+    let net = SimNet::new(1);
+    let [a, b] = &sides(&net, false);
+    let (path, psn) = (Some(PeerPath::new(ip(2))), Some(Psn::new(7)));
+    let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+    let foreign = Some(PeerPath::new("fd00::2".parse().unwrap()));
+    for (what, attr, path) in [
+        ("RESET with a path", to(QpState::Reset), path),
+        ("RESET with a PSN", QpAttr { sq_psn: psn, ..to(QpState::Reset) }, None),
+        ("ERR with a path", to(QpState::Err), path),
+        ("ERR with a PSN", QpAttr { rq_psn: psn, ..to(QpState::Err) }, None),
+        ("INIT", ModifyAttr::init(Access::ALL).attr, None),
+        ("RTR", to(QpState::Rtr), path),
+        ("SQD with retries", QpAttr { retry_cnt: Some(1), ..to(QpState::Sqd) }, None),
+        ("RTS with a timer", QpAttr { min_rnr_timer: Some(32), ..to(QpState::Rts) }, None),
+        ("another family", to(QpState::Reset), foreign),
+        ("an MTU", QpAttr { path_mtu: Some(Mtu::Mtu256), ..QpAttr::default() }, None),
+    ] {
+        let made = [a, b].map(|side| {
+            let qp = side.pd.qp(&side.cq, &side.cq).access(Access::ALL);
+            qp.max_send_wr(2).max_recv_wr(2).build().unwrap()
+        });
+        let [to_a, to_b] = made.each_ref().map(|qp| qp.endpoint());
+        let options = ConnectOptions::default();
+        let [near, far] = made;
+        let near = near.connect(&to_b, &options).unwrap();
+        let far = far.connect(&to_a, &options).unwrap();
+        let mrs = [a, b].map(|side| side.pd.allocate(64, Access::ALL).unwrap());
+        let receive = |qp: &Qp, wr_id, mr: &Mr| {
+            let posted = qp.post_recv(&[RecvWr { wr_id, sges: &[mr.sge(0, 64)] }]);
+            posted.map_err(|refused| refused.error)
+        };
+        let settle = || [a, b, a].iter().for_each(|side| side.ctx.progress());
+        let taken = || {
+            let all = std::iter::from_fn(|| a.cq.poll_one().unwrap());
+            all.map(|wc| (wc.wr_id, wc.status)).collect::<Vec<_>>()
+        };
+        receive(&near, 5, &mrs[0]).unwrap();
+        receive(&far, 6, &mrs[1]).unwrap();
+        near.post(SendWr::send(b"before").wr_id(1)).unwrap();
+        settle();
+        for _ in 0..2 {
+            let before = near.query();
+            near.modify(&ModifyAttr { attr, path }).expect_err(what);
+            assert_eq!(near.query(), before, "{what}");
+        }
+        assert_eq!(taken(), [(1, WcStatus::Success)], "{what}");
+        // One of its receives is there, and no more room than for another.
+        receive(&near, 7, &mrs[0]).unwrap();
+        assert_eq!(receive(&near, 8, &mrs[0]), Err(PostError::Full), "{what}");
+        (0..2).for_each(|_| far.post(SendWr::send(b"after")).unwrap());
+        settle();
+        assert_eq!(taken(), [5, 7].map(|wr_id| (wr_id, WcStatus::Success)), "{what}");
+        (2..4).for_each(|wr_id| near.post(SendWr::send(b"after").wr_id(wr_id)).unwrap());
+        assert_eq!(near.post(SendWr::send(b"after")), Err(PostError::Full), "{what}");
+        drop((near, far));
+        while b.cq.poll_one().unwrap().is_some() {}
     }
 }
 
