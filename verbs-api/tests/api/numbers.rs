@@ -8,7 +8,7 @@ use crate::sim::{ADDRESSES, PATIENCE, Side, request, sides, until};
 use rocinante::cm::{Listener, Params};
 use rocinante::device::Limits;
 use rocinante::exchange::Exchange;
-use rocinante::verbs::{Budget, Key, SendData, SendOp};
+use rocinante::verbs::{Budget, Key, PostListError, SendData, SendOp};
 use rocinante::{
     Access, ConnectOptions, Context, Endpoint, OpenOptions, PreparedQp, Qp, RecvWr, RemoteSlice,
     VerbsError, WcStatus, cm,
@@ -184,5 +184,84 @@ fn a_region_in_private_data_says_any_number() {
         bytes.extend([0xff; 36]);
         assert_eq!(RemoteSlice::from_bytes(&bytes), Some(region));
         assert!((0..20).all(|len| RemoteSlice::from_bytes(&bytes[..len]).is_none()));
+    }
+}
+
+/// Each of them is taken whole and works, and one more is refused.
+#[test]
+fn what_a_device_says_that_it_takes_it_takes() {
+    let net = SimNet::new(1);
+    let limits = Limits::default().max_qp(8).max_mr(8).max_mw(8).max_cq(8).max_srq(8);
+    let limits = limits.max_cqe(24).max_qp_wr(11).max_sge(3).max_inline_data(40);
+    let limits = limits.max_srq_wr(7).max_srq_sge(2).max_qp_rd_atom(5);
+    let [a, b] = ADDRESSES.map(|address| {
+        let port = net.port(&[address], &SimConfig::default()).unwrap();
+        let options = OpenOptions::new().background(false).limits(limits);
+        let ctx = options.open_port("sim", AnyPort::from(port), "a test wants it").unwrap();
+        let (cq, pd) = (ctx.create_cq(24).unwrap(), ctx.alloc_pd());
+        let mr = pd.allocate(4096, Access::ALL).unwrap();
+        Side { ctx, pd, cq, mr }
+    });
+    assert_eq!(a.ctx.query_device().limits, limits);
+    let refused = |what: &str, is: Option<VerbsError>| {
+        assert!(matches!(is, Some(VerbsError::Invalid(_))), "{what}: {is:?}");
+    };
+    refused("max_cqe", a.ctx.create_cq(25).err());
+    refused("max_srq_wr", a.pd.create_srq(8, 2).err());
+    refused("max_srq_sge", a.pd.create_srq(7, 3).err());
+    let most = |side: &Side| {
+        let builder = side.pd.qp(&side.cq, &side.cq).access(Access::ALL);
+        builder.max_send_wr(11).max_recv_wr(11).max_sge(3).max_inline_data(40)
+    };
+    for (what, builder) in [
+        ("max_send_wr", most(&a).max_send_wr(12)),
+        ("max_recv_wr", most(&a).max_recv_wr(12)),
+        ("max_sge", most(&a).max_sge(4)),
+        ("max_inline_data", most(&a).max_inline_data(41)),
+    ] {
+        refused(what, builder.build_reset().err());
+    }
+    let srq = b.pd.create_srq(7, 2).unwrap();
+    let (qp, peer) = (most(&a).build().unwrap(), most(&b).srq(&srq).build().unwrap());
+    let ends = [qp.endpoint(), peer.endpoint()];
+    let options = ConnectOptions::default().max_rd_atomic(5).max_dest_rd_atomic(5);
+    let other = most(&a).build().unwrap();
+    refused("max_rd_atomic", connect(other, &ends[1], &options.max_rd_atomic(6)).err());
+    let _peer = connect(peer, &ends[0], &options).unwrap();
+    let qp = connect(qp, &ends[1], &options).unwrap();
+    let full = |what: &str, is: Result<(), PostListError>| assert!(is.is_err(), "{what}");
+    let own = [a.mr.sge(0, 8); 4];
+    for wr_id in 0..11 {
+        qp.post_recv(&[RecvWr { wr_id, sges: &own[..3] }]).unwrap();
+    }
+    full("a receive too many", qp.post_recv(&[RecvWr { wr_id: 11, sges: &own[..3] }]));
+    let theirs = [b.mr.sge(0, 24), b.mr.sge(24, 24), b.mr.sge(0, 0)];
+    for wr_id in 0..7 {
+        srq.post_recv(&[RecvWr { wr_id, sges: &theirs[..2] }]).unwrap();
+    }
+    full("a shared receive too many", srq.post_recv(&[RecvWr { wr_id: 7, sges: &theirs[..2] }]));
+    let inline = [7; 41];
+    let send = |wr_id, data| request(wr_id, SendOp::Send { imm: None }, data);
+    full("too much inline data", qp.post_send(&[send(0, SendData::Inline(&inline))]));
+    full("an element too many", qp.post_send(&[send(0, SendData::Sges(&own))]));
+    // Seven messages with as much as one takes of each, and four READs.
+    let data = [SendData::Inline(&inline[..40]), SendData::Sges(&own[..3])];
+    let mut list: Vec<_> = (0..7).map(|at| send(at, data[at as usize % 2])).collect();
+    let read = SendOp::Read { remote: b.mr.address(), rkey: b.mr.rkey() };
+    list.extend((7..11).map(|at| request(at, read, SendData::Sges(&own[..3]))));
+    qp.post_send(&list).unwrap();
+    full("a request too many", qp.post_send(&[send(11, data[0])]));
+    let mut done = 0;
+    until("all are executed", || {
+        b.ctx.progress();
+        while let Some(wc) = a.cq.poll_one().unwrap() {
+            assert_eq!((wc.wr_id, wc.status), (done, WcStatus::Success));
+            done += 1;
+        }
+        done == 11
+    });
+    for at in 0..7 {
+        let wc = b.cq.poll_one().unwrap().unwrap();
+        assert_eq!((wc.wr_id, wc.byte_len), (at, [40, 24][at as usize % 2]));
     }
 }

@@ -8,7 +8,9 @@ use rocinante::verbs::{
     AsyncEvent, BindMw, ModifyAttr, MwPart, MwType, PeerPath, QpAttr, QpEvent, QpState, QpType,
     SendData, SendOp,
 };
-use rocinante::{Access, CompChannel, ConnectOptions, Cq, Mr, Qp, RecvWr, VerbsError, WcStatus};
+use rocinante::{
+    Access, CompChannel, ConnectOptions, Cq, Mr, Mw, Qp, RecvWr, VerbsError, WcStatus,
+};
 use rocinante_netdev::sim::{SimConfig, SimNet};
 
 /// A queue pair of the first side that completes to these queues, and its peer.
@@ -204,6 +206,47 @@ fn a_region_is_busy_until_the_last_of_its_windows_is_gone() {
     a.succeed(5);
     drop(second);
     region.deregister().unwrap();
+}
+
+/// The low 8 bits of a key count: they come round, and the others stay.
+#[test]
+fn a_window_that_is_bound_very_often_keeps_its_place_beside_another() {
+    let sides = undriven(1);
+    let [a, b] = &sides;
+    let [qp, peer] = connect(&sides, 14);
+    let region = a.pd.allocate(64, Access::ALL | Access::MW_BIND).unwrap();
+    let windows = [(); 2].map(|()| a.pd.alloc_mw(MwType::Type2).unwrap());
+    let whole = windows.each_ref().map(|mw| mw.rkey().0 & !0xff);
+    assert_ne!(whole[0], whole[1]);
+    for round in 0..600 {
+        for (mw, whole) in windows.iter().zip(whole) {
+            let old = mw.rkey();
+            let part = MwPart { mr: &region, offset: 8, len: 8, access: Access::REMOTE_WRITE };
+            qp.post_send(&[request(round, mw.bind(&part), SendData::NONE)]).unwrap();
+            a.succeed(round);
+            let low = u32::from((old.0 as u8).wrapping_add(1));
+            assert_eq!(mw.rkey().0, whole | low, "{round}");
+        }
+        // Around the wrap of either, what it shows is written to under the new key.
+        let keys = windows.each_ref().map(Mw::rkey);
+        if keys.iter().any(|key| key.0 & 0xff < 2) {
+            for key in keys {
+                peer.post_send(&[write(round, (region.address() + 8, key))]).unwrap();
+                let mut wc = None;
+                crate::sim::until("it is written", || {
+                    a.ctx.progress();
+                    wc = b.cq.poll_one().unwrap();
+                    wc.is_some()
+                });
+                assert_eq!(wc.unwrap().status, WcStatus::Success, "{round}: {key:?}");
+            }
+        }
+        for rkey in keys {
+            let op = SendOp::LocalInv { rkey };
+            qp.post_send(&[request(round, op, SendData::NONE)]).unwrap();
+            a.succeed(round);
+        }
+    }
 }
 
 /// A refused request does not change the key, so the window can be bound when there is room.
