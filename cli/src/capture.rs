@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rocinante_netdev::handed::page::SERVICES;
 use rocinante_netdev::{Capture, Captured, Direction, Interface, Wanted};
@@ -27,8 +27,8 @@ const NAMED_MAX: usize = 64;
 const UD: &str = SERVICES[2];
 /// Frames between two looks at signals and the clock.
 const BURST: usize = 256;
-/// Frames that are read at the end: no ring has more.
-const RING_FRAMES: usize = 512;
+/// The most frames that are read at the end: no ring has more.
+const RING_FRAMES: usize = 1 << 17;
 /// How long to leave frames alone. Those of that time must have room in the ring.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -84,7 +84,8 @@ fn capture(args: &Args, out: Output) -> Result {
         Some(qpn) => wanted(&target.container, qpn)?,
         None => Wanted::All,
     };
-    let mut from = Capture::open(target.interface.index, &wanted).map_err(|error| {
+    let index = target.interface.index;
+    let mut from = Capture::open(index, &wanted, args.snap).map_err(|error| {
         let hint = match error.raw_os_error() {
             Some(libc::EPERM) => ": be root, or have CAP_NET_RAW",
             _ => "",
@@ -103,7 +104,14 @@ fn capture(args: &Args, out: Output) -> Result {
     })?;
     let comment = comment(&target.container, args.qp);
     to.describe(ETHERNET, args.snap.unwrap_or(0), Some((name, &comment))).map_err(unwritable)?;
-    out.note(format_args!("{PROGRAM}: {comment}, at {name}"));
+    let whole = from.whole_because().map(|error| {
+        let hint = match error.raw_os_error() {
+            Some(libc::EPERM) => ", which needs CAP_BPF",
+            _ => "",
+        };
+        format!("; the kernel copies whole frames, as it refuses a program{hint}: {error}")
+    });
+    out.note(format_args!("{PROGRAM}: {comment}, at {name}{}", whole.unwrap_or_default()));
     let (begun, mut ended, mut packets) = (Instant::now(), Ok(()), 0);
     while args.seconds.is_none_or(|seconds| begun.elapsed() < seconds) {
         ended = ending::check_signal();
@@ -117,7 +125,7 @@ fn capture(args: &Args, out: Output) -> Result {
             taken += 1;
         }
         // The kernel's error says no more than that the interface is down: it may come up again.
-        let is_there = |it: Interface| it.index == target.interface.index;
+        let is_there = |it: Interface| it.index == index;
         if from.check().is_err() && !Interface::by_name(name).is_ok_and(is_there) {
             ended = Err(Failure::Failed(format!("{name} is not there any more")));
             break;
@@ -132,9 +140,10 @@ fn capture(args: &Args, out: Output) -> Result {
             wait(&from, left.min(ending::LOOK));
         }
     }
-    // Those that came before the end.
+    let end = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     for _ in 0..RING_FRAMES {
-        let Some(wrote) = from.next(|it| write(&mut to, it, args.snap)) else { break };
+        let one = from.next(|it| (it.time <= end).then(|| write(&mut to, it, args.snap)));
+        let Some(Some(wrote)) = one else { break };
         packets += wrote.map_err(unwritable)?;
     }
     let dropped = from.dropped();
@@ -151,7 +160,7 @@ fn write(to: &mut Rewriter, it: Captured<'_>, snap: Option<u32>) -> std::io::Res
     let frame = Frame { number: 0, time_ns, link: ETHERNET, data: it.bytes };
     // The filter takes nothing else.
     let Ok(Some(datagram)) = roce_datagram(ETHERNET, it.bytes) else { return Ok(0) };
-    to.write_run(&frame, &datagram, it.segment, snap)
+    to.write_run(&frame, &datagram, it.run, snap)
 }
 
 /// Waits for frames.

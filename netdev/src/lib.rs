@@ -42,7 +42,7 @@ pub use devices::sysfs;
 pub use frames::FramePort;
 pub use frames::packet::PacketPort;
 #[doc(hidden)]
-pub use frames::packet::{Capture, Captured, Direction, Kept, Wanted, keep_again};
+pub use frames::packet::{Capture, Captured, Direction, Kept, Run, Wanted, keep_again};
 pub use frames::xdp::XdpPort;
 pub use kernel::descriptors::{apart, keep_from_children};
 pub use kernel::interface::{Interface, Unusable, WhyUnusable};

@@ -78,6 +78,10 @@ pub(crate) mod packet {
     /// Slots of the ring of a capture, each of 68 KiB. More: longer pauses of the writer lose
     /// nothing. Less: less memory of the kernel.
     pub(crate) const CAPTURE_FRAMES: u32 = 480;
+    /// Bytes of the ring of a capture that has the beginnings of datagrams alone, a power of two of
+    /// pages. Effect likewise; more is also colder memory, to which the kernel writes while the
+    /// sender waits.
+    pub(crate) const CAPTURE_BYTES: u32 = 2 << 20;
     /// A new run has at least this many identifications; if it would need more, it ends there.
     /// More: identifications are skipped. Less: shorter runs.
     pub(crate) const IP_IDS_MIN: u16 = 64;

@@ -73,13 +73,13 @@ pub fn pieces<'a>(datagram: &Datagram<'a>) -> Vec<Piece<'a>> {
         .collect()
 }
 
-/// Whether the datagrams of a super-packet over IPv4, of `size` bytes of payload each, have
-/// identifications that follow each other. The ICRC of the second one says it.
+/// Whether the datagrams of a super-packet over IPv4, of which `second` is the second, have
+/// identifications that follow each other. Its ICRC says it; the kernel numbers them so, if it is
+/// cut off.
 #[must_use]
-pub fn is_numbered(datagram: &Datagram<'_>, size: usize) -> bool {
+pub fn is_numbered(datagram: &Datagram<'_>, second: &[u8]) -> bool {
     let &IpFields::V4 { id, flags, .. } = &datagram.ip else { return false };
     let template = Template::new(&datagram.ip, datagram.src_port);
-    let second = datagram.captured.chunks(size.max(1)).nth(1).unwrap_or_default();
     let mut numbered = template;
     numbered.set_id(id.wrapping_add(1), flags);
     verdict(&numbered, second) == Verdict::Ok || verdict(&template, second) != Verdict::Ok

@@ -19,11 +19,12 @@ use pcap_file::pcapng::blocks::interface_statistics::{
     InterfaceStatisticsBlock, InterfaceStatisticsOption,
 };
 use pcap_file::{DataLink, PcapError};
+use rocinante_netdev::Run;
 use rocinante_wire::IpFields;
 
 use super::check::{Piece, is_numbered};
 use super::file::Frame;
-use super::frame::{Datagram, LinkType, UDP_LEN};
+use super::frame::{Datagram, LinkType, Obstacle, UDP_LEN};
 
 /// Length of the fixed IPv6 header.
 const IPV6_LEN: usize = 40;
@@ -68,45 +69,49 @@ impl Rewriter {
         self.put(frame, &whole, whole.len() + missing)
     }
 
-    /// Writes the packets of a frame whose first `segment` bytes of payload are a packet of a
-    /// super-packet, if it is one; of each at most the first `snap` bytes. Returns their number.
-    /// ICRCs are not looked at, and the UDP checksum of a packet that is cut off is none, unless it
-    /// was there. Error: the file cannot be written to.
+    /// Writes the packets of a frame, which are those of `run`, if it is a super-packet; of each at
+    /// most the first `snap` bytes. Returns their number. ICRCs are not looked at, and the UDP
+    /// checksum of a packet that is cut off is none, unless it was there. Error: the file cannot be
+    /// written to.
     pub fn write_run(
         &mut self,
         frame: &Frame<'_>,
         datagram: &Datagram<'_>,
-        segment: Option<u16>,
+        run: Option<Run>,
         snap: Option<u32>,
     ) -> io::Result<u64> {
         let snap = snap.map_or(usize::MAX, |snap| snap as usize);
-        let size = segment.map_or(usize::MAX, usize::from).max(1);
-        if datagram.captured.len() <= size {
-            let whole = match frame.data.len() > snap {
+        let alone = Run { datagram: usize::MAX, apart: usize::MAX };
+        let Run { datagram: size, apart } = run.unwrap_or(alone);
+        let packets = datagram.captured.chunks(apart.max(1)).enumerate().map(|(nth, it)| {
+            let len = size.min(datagram.len.saturating_sub(nth.saturating_mul(size)));
+            (nth, &it[..it.len().min(len)], len)
+        });
+        // Headers may say less than the kernel.
+        let mut packets = packets.filter(|(.., len)| *len > 0);
+        let second = packets.clone().nth(1);
+        let Some((_, second, _)) = second else {
+            let missing = datagram.len - datagram.captured.len();
+            let whole = match missing > 0 || frame.data.len() > snap {
                 true => without_half_checksum(frame.data, datagram),
                 false => with_checksum(frame.data, datagram),
             };
-            let missing = datagram.len - datagram.captured.len();
             let kept = &whole[..whole.len().min(snap)];
             self.put(frame, kept, whole.len() + missing)?;
             return Ok(1);
-        }
-        let numbered = is_numbered(datagram, size);
+        };
+        let numbered = is_numbered(datagram, second);
         let mut packet = std::mem::take(&mut self.packet);
         let mut count = 0;
-        let mut written = Ok(());
-        for captured in datagram.captured.chunks(size) {
+        let written = packets.try_for_each(|(nth, captured, len)| {
             let ip_id = match datagram.ip {
-                IpFields::V4 { id, .. } if numbered => Some(id.wrapping_add(count as u16)),
+                IpFields::V4 { id, .. } if numbered => Some(id.wrapping_add(nth as u16)),
                 _ => None,
             };
-            let len = cut_into(&mut packet, frame.data, datagram, (captured, ip_id), snap);
-            written = self.put(frame, &packet, len);
-            if written.is_err() {
-                break;
-            }
             count += 1;
-        }
+            let len = cut_into(&mut packet, frame.data, datagram, (captured, len, ip_id), snap);
+            self.put(frame, &packet, len)
+        });
         self.packet = packet;
         written.map(|()| count)
     }
@@ -190,29 +195,31 @@ pub fn wire_frame<'a>(
         return with_checksum(frame, datagram);
     }
     let mut out = Vec::new();
-    cut_into(&mut out, frame, datagram, (piece.captured, piece.ip_id), usize::MAX);
+    let payload = (piece.captured, piece.captured.len(), piece.ip_id);
+    cut_into(&mut out, frame, datagram, payload, usize::MAX);
     Cow::Owned(out)
 }
 
 /// At most `snap` bytes of the frame of a packet of a super-packet, with these bytes from the BTH
-/// on and this identification. Returns the length of all.
+/// on, the length of all from there on, and this identification. Returns the length of the frame.
 fn cut_into(
     out: &mut Vec<u8>,
     frame: &[u8],
     datagram: &Datagram<'_>,
-    (captured, ip_id): (&[u8], Option<u16>),
+    (captured, payload, ip_id): (&[u8], usize, Option<u16>),
     snap: usize,
 ) -> usize {
     let (ip, udp) = (datagram.ip_at, datagram.udp_at);
-    let len = udp + UDP_LEN + captured.len();
+    let len = udp + UDP_LEN + payload;
     out.clear();
     out.extend_from_slice(&frame[..udp + UDP_LEN]);
     out.extend_from_slice(&captured[..captured.len().min(snap.saturating_sub(udp + UDP_LEN))]);
     // A piece is a part of a super-packet, whose length has 16 bits.
-    let udp_len = u16::try_from(UDP_LEN + captured.len()).unwrap_or(u16::MAX);
+    let udp_len = u16::try_from(UDP_LEN + payload).unwrap_or(u16::MAX);
     out[udp + 4..udp + 6].copy_from_slice(&udp_len.to_be_bytes());
     if out[udp + 6..udp + 8] != [0, 0] {
-        let checksum = if len > snap { 0 } else { udp_checksum(datagram, udp_len, captured) };
+        let is_cut = len > snap || captured.len() < payload;
+        let checksum = if is_cut { 0 } else { udp_checksum(datagram, udp_len, captured) };
         out[udp + 6..udp + 8].copy_from_slice(&checksum.to_be_bytes());
     }
     let headers = u16::try_from(udp - ip).unwrap_or(u16::MAX);
@@ -235,8 +242,12 @@ fn cut_into(
 
 /// The frame, with the UDP checksum if the kernel had left it to the device.
 fn with_checksum<'a>(frame: &'a [u8], datagram: &Datagram<'_>) -> Cow<'a, [u8]> {
-    let Some(length) = left_checksum(frame, datagram) else { return Cow::Borrowed(frame) };
-    with_field(frame, datagram, udp_checksum(datagram, length, datagram.captured))
+    match left_checksum(frame, datagram) {
+        Some(length) if datagram.captured.len() == datagram.len => {
+            with_field(frame, datagram, udp_checksum(datagram, length, datagram.captured))
+        }
+        _ => Cow::Borrowed(frame),
+    }
 }
 
 /// The frame, without a UDP checksum that the kernel had left to the device.
@@ -256,7 +267,7 @@ fn with_field<'a>(frame: &[u8], datagram: &Datagram<'_>, checksum: u16) -> Cow<'
 /// The UDP length, if the kernel had left the checksum to the device: then the field has the sum of
 /// the pseudo-header, not inverted (Linux's `CHECKSUM_PARTIAL`).
 fn left_checksum(frame: &[u8], datagram: &Datagram<'_>) -> Option<u16> {
-    let whole = datagram.captured.len() == datagram.len;
+    let is_plain = matches!(datagram.obstacle, None | Some(Obstacle::Cut));
     let field = datagram.udp_at + 6..datagram.udp_at + 8;
     let length = u16::try_from(UDP_LEN + datagram.len).ok()?;
     let mut sum =
@@ -267,7 +278,7 @@ fn left_checksum(frame: &[u8], datagram: &Datagram<'_>) -> Option<u16> {
     };
     // The sum is of words as they are in memory.
     let left = (!sum.ones_complement()).to_ne_bytes();
-    (whole && datagram.obstacle.is_none() && frame[field] == left).then_some(length)
+    (is_plain && frame[field] == left).then_some(length)
 }
 
 fn udp_checksum(datagram: &Datagram<'_>, length: u16, payload: &[u8]) -> u16 {

@@ -32,7 +32,7 @@ use crate::frames::{FrameIo, FramePort, State};
 use crate::kernel::ethtool::Segmentation;
 use crate::port::contract::{PathId, PortRuns, PortStats, Runs, RxDatagram, TxFailure, TxSlot};
 use crate::tuning::packet::IP_IDS_MIN;
-pub use capture::{Capture, Captured, Direction, Wanted};
+pub use capture::{Capture, Captured, Direction, Run, Wanted};
 pub use handing::keep_again;
 pub(crate) use handing::{assemble_from, open_for_another, ring_bytes};
 use ring::PacketRing;

@@ -12,7 +12,7 @@
 mod attach_error;
 mod cursor;
 mod handing;
-mod mapping;
+pub(super) mod mapping;
 mod open;
 mod prog;
 mod retry;

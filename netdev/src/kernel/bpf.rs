@@ -43,6 +43,11 @@ impl Map {
         Self::create(MAP_TYPE_XSKMAP, name, size_of::<u32>(), entries)
     }
 
+    /// A ring of `bytes` bytes, a power of two of pages, for records of a program. Needs `CAP_BPF`.
+    pub fn records(name: &str, bytes: u32) -> io::Result<Self> {
+        Self::create_with(MAP_TYPE_RINGBUF, 0, name, (0, 0), bytes)
+    }
+
     /// A number of eight bytes that processes can map: [`is_shared_word`].
     pub fn shared_word(name: &str) -> io::Result<Self> {
         let sizes = (size_of::<u32>(), size_of::<u64>());
@@ -137,25 +142,20 @@ impl Map {
     }
 }
 
-/// A loaded program: for XDP, or a classifier for tcx.
+/// A loaded program: for XDP, a classifier for tcx, or a socket's filter.
 #[derive(Debug)]
 pub struct Program(OwnedFd);
 
 impl Program {
-    /// Loads and verifies. If the verifier refuses, the error quotes the end of its log.
+    /// Loads and verifies a program for [`attach`](Self::attach). If the verifier refuses, the
+    /// error quotes the end of its log.
     pub fn load(prog: &str, code: &[Insn]) -> io::Result<Self> {
-        match Self::load_with_log(prog, code, &mut []) {
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) => {
-                let mut log = vec![0; 64 << 10];
-                let again = Self::load_with_log(prog, code, &mut log);
-                again.map_err(|_| {
-                    let reason = reason(&String::from_utf8_lossy(&log));
-                    let text = format!("{error}; the kernel's verifier says: {reason}");
-                    io::Error::new(error.kind(), text)
-                })
-            }
-            other => other,
-        }
+        Self::load_quoting(PROG_TYPE_XDP, (F_XDP_HAS_FRAGS, ATTACH_XDP), prog, code)
+    }
+
+    /// Likewise a filter of sockets, for `SO_ATTACH_BPF` of socket(7).
+    pub fn load_filter(prog: &str, code: &[Insn]) -> io::Result<Self> {
+        Self::load_quoting(PROG_TYPE_SOCKET_FILTER, (0, 0), prog, code)
     }
 
     /// Attaches to an interface until the link is dropped or the process ends in any way.
@@ -282,8 +282,24 @@ impl Program {
         Ok(Described { id: info.id, name: text(&info.name), tag: info.tag, maps })
     }
 
-    fn load_with_log(prog: &str, code: &[Insn], log: &mut [u8]) -> io::Result<Self> {
-        Self::load_as(PROG_TYPE_XDP, (F_XDP_HAS_FRAGS, ATTACH_XDP), prog, code, log)
+    fn load_quoting(
+        prog_type: u32,
+        flags: (u32, u32),
+        prog: &str,
+        code: &[Insn],
+    ) -> io::Result<Self> {
+        match Self::load_as(prog_type, flags, prog, code, &mut []) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) => {
+                let mut log = vec![0; 64 << 10];
+                let again = Self::load_as(prog_type, flags, prog, code, &mut log);
+                again.map_err(|_| {
+                    let reason = reason(&String::from_utf8_lossy(&log));
+                    let text = format!("{error}; the kernel's verifier says: {reason}");
+                    io::Error::new(error.kind(), text)
+                })
+            }
+            other => other,
+        }
     }
 
     fn load_as(
@@ -376,6 +392,12 @@ fn reason(log: &str) -> String {
     let mut lines = lines.rev().skip_while(|line| line.starts_with("processed "));
     let (reason, instruction) = (lines.next().unwrap_or("nothing"), lines.next());
     instruction.map_or(reason.to_owned(), |instruction| format!("{instruction}: {reason}"))
+}
+
+impl AsFd for Program {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }
 
 /// The attachment of a program to an interface. The program detaches when the last descriptor of it

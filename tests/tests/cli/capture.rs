@@ -118,6 +118,7 @@ fn packets_are_those_of_a_wire_on(backend: Backend) {
     );
     let named = format!("queue pair {} (RC) with {}", qp["qpn"], lab.container(1).ipv4());
     assert!(done.err.contains(&named), "{}", done.err);
+    witnessed(&file.0);
     let bytes = fs::read(&file.0).unwrap();
     assert!(bytes.windows(named.len()).any(|it| it == named.as_bytes()), "a comment");
     let flows = flows["flows"].as_array().unwrap();

@@ -1,9 +1,13 @@
 //! Frames that pass an interface, both ways, for a capture file.
 
+mod heads;
+mod records;
+
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::Duration;
 
+use self::heads::Heads;
 use super::filter;
 pub use super::filter::{Direction, Wanted};
 use super::ring::{PacketRing, RingGeometry};
@@ -15,14 +19,20 @@ use crate::tuning::packet::CAPTURE_FRAMES;
 
 /// A packet socket that takes datagrams to UDP port 4791 in both directions. Needs `CAP_NET_RAW`.
 ///
-/// The kernel copies each frame into its ring while the sender waits. A socket without a ring has
+/// The kernel copies each frame while the sender waits: the beginnings of its datagrams, if that is
+/// enough and the kernel lets it, else all of it into a ring. A socket without a ring has
 /// references to the sender's pages, which may have other bytes when it is read: `udp` sends in
 /// bulk from the pages of messages.
 pub struct Capture {
     // The ring is unmapped before its socket is closed.
-    ring: PacketRing,
+    source: Source,
     socket: PacketSocket,
-    drops: Drops,
+    whole_because: Option<io::Error>,
+}
+
+enum Source {
+    Frames { ring: PacketRing, drops: Drops },
+    Heads(Heads),
 }
 
 /// A frame.
@@ -30,44 +40,67 @@ pub struct Capture {
 pub struct Captured<'a> {
     /// When the kernel took it, since 1970.
     pub time: Duration,
-    /// From the Ethernet header on. A super-packet is whole; checksums may be left to the device.
+    /// From the Ethernet header on, as far as it was taken. Checksums may be left to the device.
     pub bytes: &'a [u8],
-    /// Of a super-packet, the bytes of UDP payload of each datagram but the last.
-    pub segment: Option<u16>,
+    /// Of a super-packet, where its datagrams are.
+    pub run: Option<Run>,
+}
+
+/// The datagrams of a super-packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// Bytes of UDP payload of each but the last.
+    pub datagram: usize,
+    /// Bytes from the beginning of the payload of one that was taken to that of the next:
+    /// `datagram`, if they are whole. Otherwise no more of each was taken.
+    pub apart: usize,
 }
 
 impl Capture {
-    /// Begins with the wanted datagrams of an interface.
+    /// Begins with the wanted datagrams of an interface. Of each, only the first `snap` bytes are
+    /// wanted, from the Ethernet header on, or all.
     ///
     /// # Errors
     /// No right to packet sockets, no such interface, or no memory for the ring.
-    pub fn open(interface: u32, wanted: &Wanted) -> io::Result<Self> {
+    pub fn open(interface: u32, wanted: &Wanted, snap: Option<u32>) -> io::Result<Self> {
         let socket = PacketSocket::new()?;
-        let version = libc::tpacket_versions::TPACKET_V2 as i32;
-        socket.set(libc::SOL_PACKET, libc::PACKET_VERSION, version)?;
-        // The ring's frames have that header.
-        socket.set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
-        attach_filter(socket.as_fd(), &filter::of_capture(wanted))?;
-        let layout = RingGeometry::new(CAPTURE_FRAMES, sys::page_bytes());
-        socket.make_ring(layout)?;
-        let ring = PacketRing::new(&socket, layout)?;
+        let wanted = filter::of_capture(wanted);
+        let heads = snap.filter(|snap| *snap <= heads::SNAP_MAX);
+        let (source, whole_because) = match heads.map(|snap| Heads::of(&socket, &wanted, snap)) {
+            Some(Ok(heads)) => (Source::Heads(heads), None),
+            Some(Err(error)) => (Source::frames(&socket, &wanted)?, Some(error)),
+            None => (Source::frames(&socket, &wanted)?, None),
+        };
         socket.bind(interface)?;
-        Ok(Self { ring, socket, drops: Drops::default() })
+        Ok(Self { source, socket, whole_because })
     }
 
     /// Hands the next frame to `take`. `None` if there is none yet.
     pub fn next<R>(&mut self, take: impl FnOnce(Captured<'_>) -> R) -> Option<R> {
-        let taken = self.ring.take(|frame| {
+        let ring = match &mut self.source {
+            Source::Frames { ring, .. } => ring,
+            Source::Heads(heads) => return heads.next(take),
+        };
+        let taken = ring.take(|frame| {
             let (seconds, nanoseconds) = frame.time;
             let time = Duration::new(seconds.into(), nanoseconds);
-            let segment = match incoming(frame.vnet) {
-                Incoming::Run(segment) => Some(segment),
+            let run = match incoming(frame.vnet) {
+                Incoming::Run(segment) => {
+                    let datagram = usize::from(segment);
+                    Some(Run { datagram, apart: datagram })
+                }
                 Incoming::Single | Incoming::Other => None,
             };
-            take(Captured { time, bytes: frame.bytes, segment })
+            take(Captured { time, bytes: frame.bytes, run })
         });
         // The kernel's description of a frame is always valid.
         taken.flatten()
+    }
+
+    /// The reason why the kernel copies whole frames, though few bytes of each datagram are wanted.
+    #[must_use]
+    pub fn whole_because(&self) -> Option<&io::Error> {
+        self.whole_because.as_ref()
     }
 
     /// An error if the interface is down, or has gone, since the last call.
@@ -84,12 +117,33 @@ impl Capture {
     /// Frames that the kernel dropped because the ring was full.
     #[must_use]
     pub fn dropped(&self) -> u64 {
-        self.drops.read(&self.socket)
+        match &self.source {
+            Source::Frames { drops, .. } => drops.read(&self.socket),
+            Source::Heads(heads) => heads.lost(),
+        }
     }
 
     /// The descriptor that becomes readable when there are frames.
     #[must_use]
     pub fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        match &self.source {
+            Source::Frames { .. } => self.socket.as_fd(),
+            Source::Heads(heads) => heads.as_fd(),
+        }
+    }
+}
+
+impl Source {
+    /// Has the socket take what the classic program takes, into a ring.
+    fn frames(socket: &PacketSocket, wanted: &[libc::sock_filter]) -> io::Result<Self> {
+        let version = libc::tpacket_versions::TPACKET_V2 as i32;
+        socket.set(libc::SOL_PACKET, libc::PACKET_VERSION, version)?;
+        // The ring's frames have that header.
+        socket.set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
+        attach_filter(socket.as_fd(), wanted)?;
+        let layout = RingGeometry::new(CAPTURE_FRAMES, sys::page_bytes());
+        socket.make_ring(layout)?;
+        let ring = PacketRing::new(socket, layout)?;
+        Ok(Self::Frames { ring, drops: Drops::default() })
     }
 }

@@ -11,19 +11,20 @@ use libc::sock_filter;
 use crate::ROCE_PORT;
 use crate::port::config::Shards;
 
-const LD_WORD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
-const LD_HALF: u16 = 0x28; // BPF_LD | BPF_H | BPF_ABS
-const LD_BYTE: u16 = 0x30; // BPF_LD | BPF_B | BPF_ABS
+pub(super) const LD_WORD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
+pub(super) const LD_HALF: u16 = 0x28; // BPF_LD | BPF_H | BPF_ABS
+pub(super) const LD_BYTE: u16 = 0x30; // BPF_LD | BPF_B | BPF_ABS
 const LD_LEN: u16 = 0x80; // BPF_LD | BPF_W | BPF_LEN
-const JEQ: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
+pub(super) const JEQ: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
 const JGE: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
-const JSET: u16 = 0x45; // BPF_JMP | BPF_JSET | BPF_K
+pub(super) const JSET: u16 = 0x45; // BPF_JMP | BPF_JSET | BPF_K
 const SUBTRACT: u16 = 0x14; // BPF_ALU | BPF_SUB | BPF_K
-const AND: u16 = 0x54; // BPF_ALU | BPF_AND | BPF_K
-const RET: u16 = 0x06; // BPF_RET | BPF_K
+pub(super) const AND: u16 = 0x54; // BPF_ALU | BPF_AND | BPF_K
+pub(super) const JUMP: u16 = 0x05; // BPF_JMP | BPF_JA
+pub(super) const RET: u16 = 0x06; // BPF_RET | BPF_K
 
 const ALL: u32 = u32::MAX;
-const NOTHING: u32 = 0;
+pub(super) const NOTHING: u32 = 0;
 /// `SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT`: a tag that was removed from the frame; such frames are
 /// not ours.
 const VLAN_TAG_PRESENT: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG_PRESENT) as u32;
@@ -128,7 +129,10 @@ pub(super) fn of_capture(wanted: &Wanted) -> Vec<sock_filter> {
             body.push(JEQ, direction.to_qpn, 0, 1);
             body.push(RET, ALL, 0, 0);
         }
-        body.push(RET, NOTHING, 0, 0);
+        // An eBPF program has no instruction that is never reached.
+        if *wanted != Wanted::All {
+            body.push(RET, NOTHING, 0, 0);
+        }
         code.branch(ether_type, body);
     }
     code.push(RET, NOTHING, 0, 0);
@@ -242,7 +246,7 @@ impl Program {
         self.load(LD_HALF, 12);
         self.push(JEQ, ether_type, 1, 0);
         // Conditional jumps reach 255 instructions only; this one reaches any number.
-        self.push(0x05, body.0.len() as u32, 0, 0); // BPF_JMP | BPF_JA
+        self.push(JUMP, body.0.len() as u32, 0, 0);
         self.0.extend(body.0);
     }
 }
@@ -284,7 +288,7 @@ mod tests {
                 JGE => jump = usize::from(if a >= f.k { f.jt } else { f.jf }),
                 JEQ => jump = usize::from(if a == f.k { f.jt } else { f.jf }),
                 JSET => jump = usize::from(if a & f.k != 0 { f.jt } else { f.jf }),
-                0x05 => jump = k,
+                JUMP => jump = k,
                 RET => return f.k,
                 other => panic!("instruction {other:#x}"),
             }

@@ -92,6 +92,11 @@ impl PacketSocket {
         Ok((self.word(libc::SOL_PACKET, libc::PACKET_FANOUT)? & 0xffff) as u16)
     }
 
+    /// Attaches a filter of bpf(2), which stays with the socket.
+    pub(super) fn set_program(&self, program: BorrowedFd<'_>) -> io::Result<()> {
+        self.set(libc::SOL_SOCKET, libc::SO_ATTACH_BPF, program.as_raw_fd())
+    }
+
     /// Forbids for ever to replace or to remove the filter, and to set a fan-out program
     /// (`SO_LOCK_FILTER` of socket(7)). No privilege undoes it.
     pub(super) fn lock_filter(&self) -> io::Result<()> {

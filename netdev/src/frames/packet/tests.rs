@@ -1,4 +1,5 @@
 mod blocked;
+mod capture;
 pub(crate) mod handed;
 mod life;
 mod two;

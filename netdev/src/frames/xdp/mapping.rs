@@ -1,5 +1,5 @@
 //! Mapped memory: the UMEM (of a memory file, so that another process can map it too), the rings
-//! (of the socket), and a number that the program reads.
+//! (of the socket), a number that the program reads, and the records of a capture's program.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -13,7 +13,9 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::kernel::inherited;
 
-/// A readable and writable mapping, unmapped when dropped.
+const WRITABLE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+
+/// A mapping, unmapped when dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
@@ -30,13 +32,22 @@ impl Mapping {
     pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
         // Miri does not support populating.
         let populate = if cfg!(miri) { 0 } else { libc::MAP_POPULATE };
-        Self::map(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | populate, -1, 0)
+        Self::map(len, WRITABLE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | populate, -1, 0)
     }
 
-    /// Memory of `fd` at `offset`, absent from forked children too.
+    /// Memory of `fd` at `offset`, readable and writable, absent from forked children too.
     pub(crate) fn of_fd(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
-        let mapping =
-            Self::map(len, libc::MAP_SHARED | libc::MAP_POPULATE, fd.as_raw_fd(), offset)?;
+        Self::shared(fd, WRITABLE, offset, len)
+    }
+
+    /// As [`of_fd`](Self::of_fd), readable.
+    pub(crate) fn readable(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
+        Self::shared(fd, libc::PROT_READ, offset, len)
+    }
+
+    fn shared(fd: BorrowedFd<'_>, protection: i32, offset: u64, len: usize) -> io::Result<Self> {
+        let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
+        let mapping = Self::map(len, protection, flags, fd.as_raw_fd(), offset)?;
         // SAFETY: the range is the mapping just made. The advice is best effort: without it a child
         // would keep memory that it has no use for, and the socket that it belongs to.
         unsafe { libc::madvise(mapping.base.as_ptr().cast(), len, libc::MADV_DONTFORK) };
@@ -53,10 +64,9 @@ impl Mapping {
         self.len
     }
 
-    fn map(len: usize, flags: i32, fd: i32, offset: u64) -> io::Result<Self> {
+    fn map(len: usize, protection: i32, flags: i32, fd: i32, offset: u64) -> io::Result<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
         let base = unsafe {
-            let protection = libc::PROT_READ | libc::PROT_WRITE;
             libc::mmap(std::ptr::null_mut(), len, protection, flags, fd, offset.cast_signed())
         };
         if base == libc::MAP_FAILED {
@@ -109,7 +119,7 @@ impl SharedWords {
     /// Maps the first `len` bytes of `fd`, which is a [memory file](memory_file) of that length at
     /// least: access to a shorter one could end this process.
     pub(crate) fn of_fd(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
-        Mapping::map(len, libc::MAP_SHARED, fd.as_raw_fd(), 0).map(Self)
+        Mapping::map(len, WRITABLE, libc::MAP_SHARED, fd.as_raw_fd(), 0).map(Self)
     }
 
     /// The numbers.

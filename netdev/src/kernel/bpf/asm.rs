@@ -50,6 +50,8 @@ pub enum Cond {
     Set = 0x40,
     /// Not equal.
     Ne = 0x50,
+    /// Signed greater than.
+    SGt = 0x60,
 }
 
 /// Helper functions by their number (`__BPF_FUNC_MAPPER` in `bpf.h`).
@@ -66,6 +68,10 @@ pub enum Helper {
     SkbLoadBytes = 26,
     /// `long bpf_redirect_map(map, key, flags)`.
     RedirectMap = 51,
+    /// `void *bpf_ringbuf_reserve(map, size, flags)`.
+    RingbufReserve = 131,
+    /// `void bpf_ringbuf_submit(record, flags)`.
+    RingbufSubmit = 132,
 }
 
 /// One instruction, laid out as `struct bpf_insn`.
@@ -102,8 +108,10 @@ const ALU64_MOV_REG: u8 = 0xbf;
 const ALU64_MOV_IMM: u8 = 0xb7;
 const ALU64_ADD_IMM: u8 = 0x07;
 const ALU64_ADD_REG: u8 = 0x0f;
+const ALU64_SUB_REG: u8 = 0x1f;
 const ALU64_MUL_IMM: u8 = 0x27;
 const ALU64_OR_REG: u8 = 0x4f;
+const ALU64_AND_IMM: u8 = 0x57;
 const ALU64_LSH_IMM: u8 = 0x67;
 const ALU64_RSH_IMM: u8 = 0x77;
 /// The mode of a store that is an atomic operation; the immediate says which, and 0 is an addition.
@@ -116,6 +124,7 @@ const JMP_ALWAYS: u8 = 0x05;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
 const LD_IMM64: u8 = 0x18;
+const LD_ABS: u8 = 0x20;
 const PSEUDO_MAP_FD: u8 = 1;
 const PSEUDO_MAP_VALUE: u8 = 2;
 
@@ -165,6 +174,16 @@ impl Asm {
     /// `dst += src`.
     pub fn add(&mut self, dst: Reg, src: Reg) {
         self.emit(ALU64_ADD_REG, dst, src as u8, 0, 0);
+    }
+
+    /// `dst -= src`.
+    pub fn subtract(&mut self, dst: Reg, src: Reg) {
+        self.emit(ALU64_SUB_REG, dst, src as u8, 0, 0);
+    }
+
+    /// `dst &= imm`, sign-extended.
+    pub fn and_imm(&mut self, dst: Reg, imm: i32) {
+        self.emit(ALU64_AND_IMM, dst, 0, 0, imm);
     }
 
     /// `dst *= imm`.
@@ -239,6 +258,12 @@ impl Asm {
         self.emit(EXIT, Reg::R0, 0, 0, 0);
     }
 
+    /// `R0 = *(size *)(packet + off)`, from network order. The context is in R6, and R1 to R5 are
+    /// clobbered. Returns 0 from the program if the packet ends before.
+    pub fn load_packet(&mut self, size: Size, off: i32) {
+        self.emit(LD_ABS | size as u8, Reg::R0, 0, 0, off);
+    }
+
     /// Copies `len` bytes of the packet, from the offset in R2 on, to the stack at `to`. The
     /// context is in R6. Jumps to `short` if there are fewer.
     pub fn copy_packet(&mut self, to: i16, len: i32, short: Label) {
@@ -301,6 +326,9 @@ mod tests {
         assert_eq!(one(|a| a.add_imm(Reg::R4, 42)), insn(0x07, 0x04, 0, 42));
         assert_eq!(one(|a| a.shift_right_imm(Reg::R5, 4)), insn(0x77, 0x05, 0, 4));
         assert_eq!(one(|a| a.add(Reg::R9, Reg::R1)), insn(0x0f, 0x19, 0, 0));
+        assert_eq!(one(|a| a.subtract(Reg::R4, Reg::R7)), insn(0x1f, 0x74, 0, 0));
+        assert_eq!(one(|a| a.and_imm(Reg::R0, 0xe0)), insn(0x57, 0x00, 0, 0xe0));
+        assert_eq!(one(|a| a.load_packet(Size::H, 12)), insn(0x28, 0x00, 0, 12));
         assert_eq!(one(|a| a.multiply_imm(Reg::R7, 800)), insn(0x27, 0x07, 0, 800));
         assert_eq!(one(|a| a.or(Reg::R5, Reg::R4)), insn(0x4f, 0x45, 0, 0));
         assert_eq!(one(|a| a.shift_left_imm(Reg::R1, 3)), insn(0x67, 0x01, 0, 3));
