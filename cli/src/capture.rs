@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use rocinante_netdev::handed::Agent;
 use rocinante_netdev::handed::page::SERVICES;
 use rocinante_netdev::{Capture, Captured, Direction, Interface, Wanted};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -34,7 +35,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// Capture what a container sends and receives, or one of its queue pairs, into a pcapng file
 ///
-/// Taken at the host's end of its interface, whatever its backend, of UDP port 4791. Super-packets
+/// Taken at the host's end of its interface, whatever its backend, of UDP port 4791; without rights
+/// inside the container itself, by the agent that ROCINANTE_AGENT says. Super-packets
 /// are cut into the packets that a wire would carry. Comments of the file name the container, its
 /// queue pairs and their peers, and what the kernel dropped because this command was too slow.
 ///
@@ -45,7 +47,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 pub struct Args {
     /// The host's end of its interface, or, of an agent's, four characters at least of its engine's
     /// name for it; a process in it, or a name of `ip netns`; or an interface of this namespace
-    container: String,
+    /// [default: the container that this is in, by the agent]
+    container: Option<String>,
     /// Only this queue pair, decimal or `0x`: packets to it, and those to its peer's, or of UD
     /// those from it
     #[arg(long, value_parser = crate::decode::select::qpn)]
@@ -66,8 +69,18 @@ pub struct Args {
 
 /// The aim of a capture.
 struct Target {
-    interface: Interface,
+    /// `None` for the first of this container, by its agent.
+    interface: Option<Interface>,
     container: Container,
+}
+
+/// A capture that has begun.
+struct Begun {
+    from: Capture,
+    /// The interface's name, on the host if an agent takes it.
+    name: String,
+    /// The interface's index here, if it is taken here.
+    index: Option<u32>,
 }
 
 /// Runs the command.
@@ -79,19 +92,11 @@ pub fn run(args: &Args) -> ExitCode {
 
 fn capture(args: &Args, out: Output) -> Result {
     let target = target(args)?;
-    let name = &target.interface.name;
     let wanted = match args.qp {
         Some(qpn) => wanted(&target.container, qpn)?,
         None => Wanted::All,
     };
-    let index = target.interface.index;
-    let mut from = Capture::open(index, &wanted, args.snap).map_err(|error| {
-        let hint = match error.raw_os_error() {
-            Some(libc::EPERM) => ": be root, or have CAP_NET_RAW",
-            _ => "",
-        };
-        Failure::Failed(format!("cannot capture at {name}: {error}{hint}"))
-    })?;
+    let Begun { mut from, name, index } = begin(&target, &wanted, args.snap)?;
     let unwritable = |error: std::io::Error| {
         if fs::symlink_metadata(&args.file).is_ok_and(|file| file.is_file()) {
             let _ = fs::remove_file(&args.file);
@@ -103,7 +108,7 @@ fn capture(args: &Args, out: Output) -> Result {
         Failure::Failed(format!("{} cannot be written: {error}", args.file.display()))
     })?;
     let comment = comment(&target.container, args.qp);
-    to.describe(ETHERNET, args.snap.unwrap_or(0), Some((name, &comment))).map_err(unwritable)?;
+    to.describe(ETHERNET, args.snap.unwrap_or(0), Some((&name, &comment))).map_err(unwritable)?;
     let whole = from.whole_because().map(|error| {
         let hint = match error.raw_os_error() {
             Some(libc::EPERM) => ", which needs CAP_BPF",
@@ -124,10 +129,10 @@ fn capture(args: &Args, out: Output) -> Result {
             packets += wrote.map_err(unwritable)?;
             taken += 1;
         }
-        // The kernel's error says no more than that the interface is down: it may come up again.
-        let is_there = |it: Interface| it.index == index;
-        if from.check().is_err() && !Interface::by_name(name).is_ok_and(is_there) {
-            ended = Err(Failure::Failed(format!("{name} is not there any more")));
+        if let Err(error) = from.check()
+            && let Some(why) = why_ended(&error, &name, index)
+        {
+            ended = Err(Failure::Failed(why));
             break;
         }
         if taken < BURST {
@@ -154,6 +159,45 @@ fn capture(args: &Args, out: Output) -> Result {
     ended
 }
 
+/// Begins, by the agent where this process has no right to packet sockets: then only the own
+/// container is captured. Error: neither can.
+fn begin(target: &Target, wanted: &Wanted, snap: Option<u32>) -> Result<Begun> {
+    if let Some(Interface { name, index, .. }) = &target.interface {
+        match Capture::open(*index, wanted, snap) {
+            Ok(from) => return Ok(Begun { from, name: name.clone(), index: Some(*index) }),
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
+            Err(error) => {
+                return Err(Failure::Failed(format!("cannot capture at {name}: {error}")));
+            }
+        }
+    }
+    let (own, agent) = (target.interface.as_ref(), Agent::from_environment());
+    let asked = match agent.path() {
+        Some(path) => Capture::by_agent(path, own.map(|it| it.index), wanted, snap),
+        None => Err("no agent is asked (ROCINANTE_AGENT is off)".into()),
+    };
+    let (from, name) = asked.map_err(|why| {
+        let text = match own {
+            Some(Interface { name, .. }) => {
+                format!("cannot capture at {name}: be root, or have CAP_NET_RAW: {why}")
+            }
+            None => format!("cannot capture this container: {why}"),
+        };
+        Failure::Failed(text)
+    })?;
+    Ok(Begun { from, name, index: None })
+}
+
+/// The reason why no more frames come, if that is so.
+fn why_ended(error: &std::io::Error, name: &str, index: Option<u32>) -> Option<String> {
+    match index {
+        None => Some(format!("the agent ended the capture at {name}, or the interface has gone")),
+        // The kernel's error says no more than that the interface is down: it may come up again.
+        Some(index) if Interface::by_name(name).is_ok_and(|it| it.index == index) => None,
+        Some(_) => Some(format!("{name} is not there any more: {error}")),
+    }
+}
+
 /// Writes the packets of a frame; returns their number.
 fn write(to: &mut Rewriter, it: Captured<'_>, snap: Option<u32>) -> std::io::Result<u64> {
     let time_ns = i128::try_from(it.time.as_nanos()).ok();
@@ -172,24 +216,29 @@ fn wait(from: &Capture, limit: Duration) {
 
 /// The container and its interface. Error: there is none of this name.
 fn target(args: &Args) -> Result<Target> {
-    let name = &args.container;
+    let Some(name) = &args.container else {
+        let here = Source::Pages.look(Some(&std::process::id().to_string()), true);
+        let here = here.ok().and_then(|it| it.containers.into_iter().next());
+        let container = here.unwrap_or_else(|| Container::called("this one"));
+        return Ok(Target { interface: None, container });
+    };
     let source = Source::of(args.agent.as_deref())?;
     if let (Source::Agent(_), Ok(moment)) = (&source, source.look(Some(name), true)) {
         let container = the_one(name, args.qp, moment.containers)?;
-        return Ok(Target { interface: by_name(&container.name)?, container });
+        return Ok(Target { interface: Some(by_name(&container.name)?), container });
     }
     // Its pages, whether or not an agent knows it.
     let pages = Source::Pages.look(Some(name), true).map(|it| it.containers.into_iter().next());
     let pages = pages.ok().flatten().unwrap_or_else(|| Container::called(name));
     match live::host_end(name) {
-        Some(end) => Ok(Target { interface: by_name(&end)?, container: pages }),
+        Some(end) => Ok(Target { interface: Some(by_name(&end)?), container: pages }),
         None => {
             let interface = by_name(name)?;
             // Which of them is behind it nothing says but the number of a queue pair.
             let all = args.qp.and_then(|_| Source::Pages.look(None, true).ok());
             let all = all.map(|it| it.containers).unwrap_or_default();
             let container = stat::Container::of_all(name, all);
-            Ok(Target { interface, container })
+            Ok(Target { interface: Some(interface), container })
         }
     }
 }

@@ -178,6 +178,11 @@ pub(crate) mod handed {
     pub(crate) const LISTED_MAX: usize = 8;
     /// Characters of a text.
     pub(crate) const TEXT_MAX: usize = 200;
+    /// Bytes of a message of a capture from which on no frame is added. More: an agent works longer
+    /// for a container in a millisecond.
+    pub(crate) const CAPTURE_ROOM: usize = 64 << 10;
+    /// Bytes of frames that wait for the program. More: longer pauses of it lose nothing.
+    pub(crate) const CAPTURE_QUEUE_BYTES: usize = 2 << 20;
     /// How long a child process may hold copies of descriptors closed here: from fork to exec
     /// (`kernel/descriptors.rs`). More: closing waits longer for a slow child.
     pub(crate) const COPIES_HELD_MAX: Duration = Duration::from_millis(100);

@@ -38,6 +38,8 @@ pub struct Config {
     pub ring_frames_max: u32,
     /// Requests of a container in a second that are looked at.
     pub requests_per_second: u32,
+    /// Captures of containers' programs at a time, of each container one. 0: none.
+    pub captures_max: usize,
     /// Containers whose network is administered by themselves.
     pub self_administered: SelfAdministered,
     /// Containers that leave by other interfaces than veths to this host, too.
@@ -94,6 +96,7 @@ impl Default for Config {
             containers_expected: 64,
             ring_frames_max: 256,
             requests_per_second: 100,
+            captures_max: 8,
             self_administered: SelfAdministered::Fixed,
             other_ways_out: OtherWaysOut::Refuse,
             log: LogLevel::Info,
@@ -164,6 +167,7 @@ impl Config {
             containers_expected,
             ring_frames_max,
             requests_per_second,
+            captures_max,
             self_administered,
             other_ways_out,
             log,
@@ -181,6 +185,7 @@ impl Config {
             ("containers_expected", *containers_expected != other.containers_expected),
             ("ring_frames_max", *ring_frames_max != other.ring_frames_max),
             ("requests_per_second", *requests_per_second != other.requests_per_second),
+            ("captures_max", *captures_max != other.captures_max),
             ("self_administered", *self_administered != other.self_administered),
             ("other_ways_out", *other_ways_out != other.other_ways_out),
             ("log", *log != other.log),
@@ -247,8 +252,14 @@ mod tests {
         assert_eq!(toml::from_str::<Config>(shipped).expect("it is read"), Config::default());
         let options = ["socket", "state", "guardian", "ports_max", "ring_mib_max"];
         let more = ["ring_mib_total", "containers_expected", "ring_frames_max"];
-        let others =
-            ["requests_per_second", "self_administered", "other_ways_out", "log", "metrics"];
+        let others = [
+            "requests_per_second",
+            "captures_max",
+            "self_administered",
+            "other_ways_out",
+            "log",
+            "metrics",
+        ];
         for option in options.iter().chain(&more).chain(&others) {
             assert!(shipped.contains(&format!("\n{option} = ")), "{option}");
         }
@@ -293,6 +304,7 @@ mod tests {
             containers_expected: 6,
             ring_frames_max: 4,
             requests_per_second: 5,
+            captures_max: 0,
             self_administered: SelfAdministered::Refuse,
             other_ways_out: OtherWaysOut::Accept,
             log: LogLevel::Error,
@@ -300,12 +312,12 @@ mod tests {
             metrics: "[::1]:9479".into(),
             uplinks: vec![Uplink { interface: "eth0".into(), rate: "1g".parse().unwrap() }],
         };
-        assert_eq!(fresh.differences(&old).len(), 15);
+        assert_eq!(fresh.differences(&old).len(), 16);
         assert_eq!(fresh.keep(&old), ["socket", "state", "guardian", "metrics"]);
         assert_eq!((&fresh.socket, &fresh.state), (&old.socket, &old.state));
         let changed = fresh.differences(&old);
-        assert_eq!(changed.len(), 11, "{changed:?}");
-        assert_eq!((fresh.keep(&old), changed[0], changed[10]), (vec![], "ports_max", "uplink"));
+        assert_eq!(changed.len(), 12, "{changed:?}");
+        assert_eq!((fresh.keep(&old), changed[0], changed[11]), (vec![], "ports_max", "uplink"));
         assert!(old.differences(&Config::default()).is_empty());
     }
 

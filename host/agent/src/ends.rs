@@ -32,6 +32,8 @@ struct Inner {
 pub(crate) struct End {
     pub(crate) name: String,
     namespace: NsId,
+    /// The index of the container's interface in its namespace.
+    peer: u32,
 }
 
 impl Ends {
@@ -57,10 +59,22 @@ impl Ends {
 
     /// The first host's end of a namespace, with its index.
     pub(crate) fn end_of(&self, namespace: &Namespace) -> Option<(u32, End)> {
+        self.end_of_interface(namespace, None)
+    }
+
+    /// That of an interface of the namespace, by its index there, or the first.
+    pub(crate) fn end_of_interface(
+        &self,
+        namespace: &Namespace,
+        interface: Option<u32>,
+    ) -> Option<(u32, End)> {
         let mut inner = self.lock();
         let id = inner.namespaces.known_id(namespace.file()).ok()??;
         let all = inner.fresh(Instant::now()).ok()?;
-        let (index, end) = all.iter().find(|(_, end)| end.namespace == id)?;
+        let is_it = |end: &End| {
+            end.namespace == id && interface.is_none_or(|interface| interface == end.peer)
+        };
+        let (index, end) = all.iter().find(|(_, end)| is_it(end))?;
         Some((*index, end.clone()))
     }
 
@@ -84,8 +98,8 @@ impl Inner {
         if self.read.is_none_or(|read| now.saturating_duration_since(read) >= FRESH) {
             let links = self.namespaces.links(None)?.into_iter();
             let ends = links.filter_map(|it| {
-                let (namespace, _) = peer_elsewhere(&it)?;
-                Some((it.index, End { name: it.name, namespace }))
+                let (namespace, peer) = peer_elsewhere(&it)?;
+                Some((it.index, End { name: it.name, namespace, peer }))
             });
             self.all = ends.collect();
             self.read = Some(now);

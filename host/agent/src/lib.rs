@@ -12,6 +12,7 @@
 mod asker;
 mod called;
 mod caller;
+mod captures;
 mod class;
 mod closers;
 mod config;

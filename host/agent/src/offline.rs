@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-use rocinante_netdev::handed::{guard, page};
+use rocinante_netdev::handed::{capture, guard, page};
 
 use crate::asker::Own;
 use crate::config::Config;
@@ -99,7 +99,7 @@ fn has_port(of: &Known, all: &[Known], own: &Own, ends: &Ends) -> bool {
 /// there.
 fn remove_files(config: &Config) {
     let (socket, state) = (&config.socket, &config.state);
-    let beside = [guard::path(socket), page::path(socket)];
+    let beside = [guard::path(socket), page::path(socket), capture::path(socket)];
     let of_root = [control::path(state), control::stat_path(state)];
     [socket].into_iter().chain(&beside).chain(&of_root).for_each(|socket| remove_left(socket));
     for file in [config.state.clone(), Pages::path(&config.state)] {

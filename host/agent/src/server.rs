@@ -13,7 +13,7 @@ use rocinante_netdev::for_agent::rtnl::queues;
 use rocinante_netdev::handed::{
     Answer, Code, Refused, Request, WAIT_MAX, receive_request, send_answer,
 };
-use rocinante_netdev::handed::{guard, page};
+use rocinante_netdev::handed::{capture, guard, page};
 use rocinante_netdev::{Given, give};
 use rustix::net::{RecvFlags, recv};
 use sd_notify::NotifyState;
@@ -23,6 +23,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::asker::{Asker, Namespace, Own};
 use crate::caller::Caller;
+use crate::captures::Captures;
 use crate::closers::{Closers, Foreign, INTERRUPT};
 use crate::config::Config;
 use crate::containers::{Containers, HeardOf, Hints, PortId, Totals};
@@ -68,6 +69,7 @@ struct Agent {
     /// For the processes that have a port's sockets, by the container's end on the host.
     searches: Turns<u32>,
     pages: Arc<Pages>,
+    captures: Captures,
     /// The file that SIGHUP has read again.
     file: Option<PathBuf>,
     clients: Clients,
@@ -79,6 +81,7 @@ struct Listeners {
     ports: Listener,
     guards: Option<(Listener, Arc<Guards>)>,
     pages: Listener,
+    captures: Listener,
     control: Listener,
 }
 
@@ -138,7 +141,9 @@ fn start(config: &Config, file: Option<&Path>) -> Result<(), AgentError> {
     let control = listen(&control::path(&config.state), control)?;
     let file = file.map(Path::to_owned);
     let pages = listen(&page::path(&config.socket), Kind { prepare: no_rights, ..Kind::PUBLIC })?;
-    let listeners = Listeners { ports, guards, pages, control };
+    let captures = Kind { prepare: no_rights, ..Kind::PUBLIC };
+    let captures = listen(&capture::path(&config.socket), captures)?;
+    let listeners = Listeners { ports, guards, pages, captures, control };
     rights::drop_others()?;
     let no_netlink = |e| AgentError::os("cannot open rtnetlink", &e, "it needs Linux 4.20");
     let pages = Pages::new(&config.state, own.network().inode(), limits.alike())
@@ -146,6 +151,7 @@ fn start(config: &Config, file: Option<&Path>) -> Result<(), AgentError> {
     let pages = Arc::new(pages);
     let containers = Containers::new(config, state, &journal, (&limits, &pages));
     let containers = containers.map_err(no_netlink)?;
+    let captures = Captures::new(limits.alike());
     let agent = Arc::new(Agent {
         own,
         ends: Ends::new().map_err(no_netlink)?,
@@ -155,6 +161,7 @@ fn start(config: &Config, file: Option<&Path>) -> Result<(), AgentError> {
         limits,
         searches: Turns::new(SEARCHES_MAX),
         pages,
+        captures,
         file,
         clients: Clients::default(),
         since: Instant::now(),
@@ -180,7 +187,7 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> Result<
     let hangup = signal(SignalKind::hangup())?;
     // A signal by which threads of the closers end a wait needs a handler, and no more.
     let _interrupts = signal(SignalKind::from_raw(INTERRUPT as i32))?;
-    let Listeners { ports, guards, pages, control } = listeners;
+    let Listeners { ports, guards, pages, captures, control } = listeners;
     // Changes made while no agent ran are read now; later changes are announced.
     let held = agent.containers.recover(&agent.own);
     let held = held.map_err(|e| AgentError::os("cannot look for containers", &e, ""))?;
@@ -221,6 +228,18 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> Result<
         accept_all(pages, &paged.closers, |connection| {
             let agent = Arc::clone(&paged);
             async move { agent.pages.serve(&agent.own, &agent.ends, connection).await }
+        })
+        .await;
+    });
+    let captured = Arc::clone(&agent);
+    tokio::spawn(async move {
+        accept_all(captures, &captured.closers, |connection| {
+            let agent = Arc::clone(&captured);
+            async move {
+                let most = agent.containers.config().captures_max;
+                let of = (&agent.own, &agent.ends);
+                agent.captures.serve(of, &agent.journal, most, connection).await;
+            }
         })
         .await;
     });
@@ -440,6 +459,8 @@ impl Agent {
         log::set_level(fresh.log);
         self.containers.configure(fresh);
         self.containers.shape_all();
+        // Those that are permitted begin again.
+        self.captures.end_all();
         if !kept.is_empty() {
             let options = kept.join(", ");
             tracing::warn!("a change of {options} needs a restart of the agent");

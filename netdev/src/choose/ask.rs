@@ -8,14 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-
 use super::policy::Audit;
 use crate::frames::packet;
 use crate::frames::xdp;
 use crate::handed::{
-    AGENT_VARIABLE, Agent, Answer, Code, Handed, Refused, Request, WAIT_MAX, XDP_WAIT_MAX,
+    self, AGENT_VARIABLE, Agent, Answer, Code, Handed, Refused, Request, WAIT_MAX, XDP_WAIT_MAX,
     receive_answer, send_request,
 };
 use crate::kernel::descriptors::wait_readable;
@@ -182,17 +179,8 @@ fn exchange(connection: &OwnedFd, request: &Request) -> Result<(Answer, Vec<Owne
 }
 
 fn connected(path: &Path) -> Result<OwnedFd, AskError> {
-    let connected = || {
-        let address = SocketAddrUnix::new(path)?;
-        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-        let connection = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
-        // A full queue of connections is waited for as long.
-        set_socket_timeout(&connection, Timeout::Send, Some(WAIT_MAX))?;
-        connect(&connection, &address)?;
-        io::Result::Ok(connection)
-    };
     let failed = |why: String| AskError::Failed(path.to_owned(), why);
-    connected().map_err(|e| match e.kind() {
+    handed::connected(path).map_err(|e| match e.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
             AskError::Absent(path.to_owned())
         }

@@ -13,6 +13,7 @@
 //! are compared with the descriptors.
 
 mod agent;
+pub mod capture;
 pub mod guard;
 mod message;
 pub mod page;
@@ -26,6 +27,7 @@ pub use self::message::{
     ADDRESSES_MAX, Answer, Code, DESCRIPTORS_MAX, Granted, MESSAGE_BYTES_MAX, Refused, Report,
     ReportedRule, Request, Ring, SHARDS_MAX, VERSION,
 };
+pub(crate) use self::transport::connected;
 pub use self::transport::{receive_answer, receive_request, send_answer, send_request};
 pub use crate::tuning::handed::RING_FRAMES;
 

@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 pub use self::ledger::{Account, Amounts, Exceeded, Ledger, NO_LIMIT, RESOURCES, Seat, Usage};
 pub use self::read::{Reading, is_begun, queue_pairs, read};
 pub use self::write::{Page, Section};
+use super::transport::message;
 use crate::frames::xdp::memory_file;
 use crate::kernel::rights;
 
@@ -275,25 +276,12 @@ pub fn receive(from: impl AsFd) -> io::Result<(Page, Option<Seat>)> {
     Ok((page, answer.ledger.map(seat).transpose()?))
 }
 
-/// A request, for an agent, without waiting. A message with descriptors stays where it is: the
-/// kernel would close them here, which may take any time. Error: `WouldBlock` if there is no
-/// message yet; `UnexpectedEof` if there will be none; `InvalidData` if it is none, or of another
-/// version; the kernel's.
+/// A request, for an agent, without waiting. Error: `WouldBlock` if there is no message yet;
+/// `UnexpectedEof` if there will be none; `InvalidData` if it is none, or of another version; the
+/// kernel's.
 pub fn asked(from: impl AsFd) -> io::Result<Ask> {
-    let invalid = || io::Error::from(io::ErrorKind::InvalidData);
-    let peek = RecvFlags::DONTWAIT | RecvFlags::PEEK;
-    let (_, flags, _) = rights::receive::<0>(&from, &mut [], peek)?;
-    if flags.contains(ReturnFlags::CTRUNC) {
-        return Err(invalid());
-    }
-    let mut bytes = [0; MESSAGE_BYTES_MAX];
-    let (count, flags, _) = rights::receive::<0>(from, &mut bytes, RecvFlags::DONTWAIT)?;
-    if count == 0 {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    let ask: Ask = serde_json::from_slice(&bytes[..count])?;
-    let is_ours = ask.version == super::VERSION && !flags.contains(ReturnFlags::TRUNC);
-    is_ours.then_some(ask).ok_or_else(invalid)
+    let ask: Ask = message::<Ask, MESSAGE_BYTES_MAX>(from)?;
+    (ask.version == super::VERSION).then_some(ask).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// A fresh page, whose size no process can change. Error: no descriptor left.

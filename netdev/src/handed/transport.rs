@@ -2,14 +2,52 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
-use rustix::net::{RecvFlags, ReturnFlags};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvFlags, ReturnFlags, SocketAddrUnix, SocketFlags, SocketType, connect,
+    socket_with,
+};
+use serde::de::DeserializeOwned;
 
 use super::message::{Answer, Code, DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, Refused, Request};
 use crate::kernel::rights;
+use crate::tuning::handed::WAIT_MAX;
 
 /// Room for one descriptor more than an answer has, so that one too many is seen.
 const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX + 1));
+
+/// A connection to the socket at this path. Error: the kernel's: `WouldBlock` if it is not taken in
+/// time.
+pub(crate) fn connected(path: &Path) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let connection = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    // A full queue of connections is waited for as long.
+    set_socket_timeout(&connection, Timeout::Send, Some(WAIT_MAX))?;
+    connect(&connection, &address)?;
+    Ok(connection)
+}
+
+/// Receives a message of at most `MAX` bytes of JSON, without waiting. One with descriptors stays
+/// where it is: the kernel would close them here, which may take any time. Error: `WouldBlock` if
+/// there is none yet; `UnexpectedEof` if there will be none; `InvalidData` if it is none; the
+/// kernel's.
+pub(super) fn message<T: DeserializeOwned, const MAX: usize>(from: impl AsFd) -> io::Result<T> {
+    let peek = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    let (_, flags, _) = rights::receive::<0>(&from, &mut [], peek)?;
+    if flags.contains(ReturnFlags::CTRUNC) {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut bytes = [0; MAX];
+    let (count, flags, _) = rights::receive::<0>(from, &mut bytes, RecvFlags::DONTWAIT)?;
+    match count {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ if flags.contains(ReturnFlags::TRUNC) => Err(io::ErrorKind::InvalidData.into()),
+        _ => Ok(serde_json::from_slice(&bytes[..count])?),
+    }
+}
 
 /// Sends a request, without waiting. Error: the kernel's; or the request is none.
 pub fn send_request(to: impl AsFd, request: &Request) -> io::Result<()> {

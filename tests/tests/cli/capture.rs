@@ -14,7 +14,7 @@ use rocinante_tests::running::PATIENCE;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// A file of a test, removed at its end.
@@ -242,6 +242,65 @@ fn by_the_agent_on(backend: Backend) {
     let named = format!("(RC) with {} queue pair", client.ipv4());
     assert!(done.err.contains(&named), "{}", done.err);
     assert_eq!(all["icrc_bad"], 0, "{all}");
+}
+
+/// A user without any right captures the own container's packets, and no others.
+fn of_the_own_container_on(backend: Backend) {
+    let lab = Lab::new(&LabConfig { containers: 4, ..LabConfig::default() }).unwrap();
+    let agent = Agent::start(lab.host(), &format!("captures-{backend}"));
+    let mut running = Vec::new();
+    for (from, to) in [(0, 2), (1, 3)].map(|(from, to)| (lab.container(from), lab.container(to))) {
+        let line = format!("perf write-bw --netdev {backend} -D 60 -s 60000 --json");
+        let mut waiting = handed::start(to, &agent, &line);
+        waiting.says("waiting for a client");
+        let mut writes = handed::start(from, &agent, &format!("{line} {}", to.ipv4()));
+        writes.says(" write-bw ");
+        running.extend([waiting, writes]);
+    }
+    let files = [0, 1, 3].map(|nth| (nth, Written::new(&format!("own-{backend}-{nth}"))));
+    let captures: Vec<Running> = files
+        .iter()
+        .map(|(nth, file)| {
+            // All of each packet, then a part.
+            let snap = if *nth == 0 { "" } else { "--snap 128" };
+            let line = format!("capture --seconds 2 {snap} -w {}", file.0.display());
+            handed::start(lab.container(*nth), &agent, &line)
+        })
+        .collect();
+    for (capture, (nth, _)) in captures.into_iter().zip(&files) {
+        let done = capture.finish().succeeded();
+        let end = lab.container(*nth).host_end();
+        assert!(done.err.contains(&format!("at {end}")), "{}", done.err);
+    }
+    for (nth, file) in &files {
+        let all = decoded(&file.0, "--flows");
+        assert_eq!(all["icrc_bad"], 0, "{all}");
+        let flows = all["flows"].as_array().unwrap();
+        let own = [*nth, (*nth + 2) % 4].map(|nth| lab.container(nth).ipv4().to_string());
+        assert_eq!(flows.len(), 2, "{all}");
+        for flow in flows {
+            let both = [&flow["src"], &flow["dst"]].map(|it| it.as_str().unwrap());
+            assert!(both.iter().all(|it| own.iter().any(|own| own == it)), "{nth}: {all}");
+        }
+    }
+    // One of its queue pairs, by the pages of the own user.
+    let [_, (nth, file), _] = &files;
+    let qp = queue_pair(&lab, lab.container(*nth));
+    let line = format!("capture --seconds 2 --qp {} -w {}", qp["qpn"], file.0.display());
+    handed::start(lab.container(*nth), &agent, &line).finish().succeeded();
+    let flows = decoded(&file.0, "--flows");
+    assert_eq!(flows["flows"].as_array().unwrap().len(), 2, "{flows}");
+    // On the host the agent takes none, and elsewhere there is none.
+    let line = format!("capture --seconds 0.1 -w {}", file.0.display());
+    let mut command = agent.asker(&rocinante(words(&line)));
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let here = Running::of(lab.host().spawn(&mut command).unwrap());
+    here.finish().failed(1, &["cannot capture this container", "refuses"]);
+}
+
+on_backends! {
+    a_user_captures_the_own_container: Packet + require_machine_root =>
+        of_the_own_container_on(Backend::Packet);
 }
 
 on_backends! {

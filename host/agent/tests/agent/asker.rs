@@ -160,9 +160,8 @@ pub(crate) fn run() {
     let mut devices = crate::pages::Devices::default();
     let (mut leases, mut sockets) = (Vec::new(), Vec::<OwnedFd>::new());
     let mut ports = Vec::<AnyPort>::new();
-    let mut silent = Vec::new();
-    let mut places = Vec::<OwnedFd>::new();
-    let mut asked = None;
+    let (mut silent, mut places, mut asked) = (Vec::new(), Vec::<OwnedFd>::new(), None);
+    let mut captures = crate::captures::Captures::default();
     if std::env::var_os(INHERITED).is_some() {
         asked = std::io::stderr().as_fd().try_clone_to_owned().ok();
         println!("{MARK}here");
@@ -276,6 +275,7 @@ pub(crate) fn run() {
                 devices.charge(&amounts, way == "refund")
             }
             (Some("count"), Some(count)) => devices.count(count),
+            (Some(way @ ("capture" | "taken" | "let-go")), at) => captures.obey(&path, way, at),
             (Some("close-devices"), _) => devices.close(),
             (Some(what @ ("hold" | "hold-pages")), Some(count)) => {
                 // Connections that say nothing.

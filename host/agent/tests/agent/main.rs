@@ -5,6 +5,7 @@ mod afxdp;
 mod asker;
 mod bad_input;
 mod called;
+mod captures;
 mod classes;
 mod commands;
 mod ends;

@@ -5,6 +5,7 @@ mod records;
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
+use std::path::Path;
 use std::time::Duration;
 
 use self::heads::Heads;
@@ -14,25 +15,26 @@ use super::ring::{PacketRing, RingGeometry};
 use super::rx::Drops;
 use super::sys::{self, PacketSocket};
 use super::vnet::{Incoming, incoming};
+use crate::handed::capture::Stream;
 use crate::kernel::descriptors::attach_filter;
 use crate::tuning::packet::CAPTURE_FRAMES;
 
-/// A packet socket that takes datagrams to UDP port 4791 in both directions. Needs `CAP_NET_RAW`.
+/// A packet socket that takes datagrams to UDP port 4791 in both directions, here or in an agent.
 ///
 /// The kernel copies each frame while the sender waits: the beginnings of its datagrams, if that is
 /// enough and the kernel lets it, else all of it into a ring. A socket without a ring has
 /// references to the sender's pages, which may have other bytes when it is read: `udp` sends in
 /// bulk from the pages of messages.
 pub struct Capture {
-    // The ring is unmapped before its socket is closed.
     source: Source,
-    socket: PacketSocket,
     whole_because: Option<io::Error>,
 }
 
 enum Source {
-    Frames { ring: PacketRing, drops: Drops },
-    Heads(Heads),
+    // The ring is unmapped before its socket is closed.
+    Frames { ring: PacketRing, socket: PacketSocket, drops: Drops },
+    Heads { heads: Heads, socket: PacketSocket },
+    Agent(Stream),
 }
 
 /// A frame.
@@ -58,7 +60,7 @@ pub struct Run {
 
 impl Capture {
     /// Begins with the wanted datagrams of an interface. Of each, only the first `snap` bytes are
-    /// wanted, from the Ethernet header on, or all.
+    /// wanted, from the Ethernet header on, or all. Needs `CAP_NET_RAW`.
     ///
     /// # Errors
     /// No right to packet sockets, no such interface, or no memory for the ring.
@@ -67,19 +69,39 @@ impl Capture {
         let wanted = filter::of_capture(wanted);
         let heads = snap.filter(|snap| *snap <= heads::SNAP_MAX);
         let (source, whole_because) = match heads.map(|snap| Heads::of(&socket, &wanted, snap)) {
-            Some(Ok(heads)) => (Source::Heads(heads), None),
-            Some(Err(error)) => (Source::frames(&socket, &wanted)?, Some(error)),
-            None => (Source::frames(&socket, &wanted)?, None),
+            Some(Ok(heads)) => {
+                socket.bind(interface)?;
+                (Source::Heads { heads, socket }, None)
+            }
+            Some(Err(error)) => (Source::frames(socket, &wanted, interface)?, Some(error)),
+            None => (Source::frames(socket, &wanted, interface)?, None),
         };
-        socket.bind(interface)?;
-        Ok(Self { source, socket, whole_because })
+        Ok(Self { source, whole_because })
+    }
+
+    /// Begins with those of an interface of this process's network namespace, or of the first, by
+    /// the agent whose socket is at `agent`, which takes them on the host. Also returns the name of
+    /// the interface's end there. Takes no right.
+    ///
+    /// # Errors
+    /// There is no agent, or it refuses, in words.
+    pub fn by_agent(
+        agent: &Path,
+        interface: Option<u32>,
+        wanted: &Wanted,
+        snap: Option<u32>,
+    ) -> Result<(Self, String), String> {
+        let (stream, begun) = Stream::ask(agent, interface, wanted, snap)?;
+        let whole_because = begun.whole_because.map(io::Error::other);
+        Ok((Self { source: Source::Agent(stream), whole_because }, begun.host_end))
     }
 
     /// Hands the next frame to `take`. `None` if there is none yet.
     pub fn next<R>(&mut self, take: impl FnOnce(Captured<'_>) -> R) -> Option<R> {
         let ring = match &mut self.source {
             Source::Frames { ring, .. } => ring,
-            Source::Heads(heads) => return heads.next(take),
+            Source::Heads { heads, .. } => return heads.next(take),
+            Source::Agent(stream) => return stream.next(take),
         };
         let taken = ring.take(|frame| {
             let (seconds, nanoseconds) = frame.time;
@@ -103,12 +125,20 @@ impl Capture {
         self.whole_because.as_ref()
     }
 
-    /// An error if the interface is down, or has gone, since the last call.
+    /// An error if the interface is down, or has gone, since the last call; or if the agent takes
+    /// no more.
     ///
     /// # Errors
-    /// `ENETDOWN`.
+    /// `ENETDOWN`; `UnexpectedEof` of an agent.
     pub fn check(&self) -> io::Result<()> {
-        match self.socket.word(libc::SOL_SOCKET, libc::SO_ERROR)? {
+        let socket = match &self.source {
+            Source::Agent(stream) if stream.has_ended => {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            Source::Agent(_) => return Ok(()),
+            Source::Frames { socket, .. } | Source::Heads { socket, .. } => socket,
+        };
+        match socket.word(libc::SOL_SOCKET, libc::SO_ERROR)? {
             0 => Ok(()),
             error => Err(io::Error::from_raw_os_error(error.cast_signed())),
         }
@@ -118,8 +148,9 @@ impl Capture {
     #[must_use]
     pub fn dropped(&self) -> u64 {
         match &self.source {
-            Source::Frames { drops, .. } => drops.read(&self.socket),
-            Source::Heads(heads) => heads.lost(),
+            Source::Frames { drops, socket, .. } => drops.read(socket),
+            Source::Heads { heads, .. } => heads.lost(),
+            Source::Agent(stream) => stream.lost,
         }
     }
 
@@ -127,15 +158,20 @@ impl Capture {
     #[must_use]
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.source {
-            Source::Frames { .. } => self.socket.as_fd(),
-            Source::Heads(heads) => heads.as_fd(),
+            Source::Frames { socket, .. } => socket.as_fd(),
+            Source::Heads { heads, .. } => heads.as_fd(),
+            Source::Agent(stream) => stream.as_fd(),
         }
     }
 }
 
 impl Source {
     /// Has the socket take what the classic program takes, into a ring.
-    fn frames(socket: &PacketSocket, wanted: &[libc::sock_filter]) -> io::Result<Self> {
+    fn frames(
+        socket: PacketSocket,
+        wanted: &[libc::sock_filter],
+        interface: u32,
+    ) -> io::Result<Self> {
         let version = libc::tpacket_versions::TPACKET_V2 as i32;
         socket.set(libc::SOL_PACKET, libc::PACKET_VERSION, version)?;
         // The ring's frames have that header.
@@ -143,7 +179,8 @@ impl Source {
         attach_filter(socket.as_fd(), wanted)?;
         let layout = RingGeometry::new(CAPTURE_FRAMES, sys::page_bytes());
         socket.make_ring(layout)?;
-        let ring = PacketRing::new(socket, layout)?;
-        Ok(Self::Frames { ring, drops: Drops::default() })
+        let ring = PacketRing::new(&socket, layout)?;
+        socket.bind(interface)?;
+        Ok(Self::Frames { ring, socket, drops: Drops::default() })
     }
 }

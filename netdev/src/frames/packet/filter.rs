@@ -7,6 +7,7 @@
 use std::net::IpAddr;
 
 use libc::sock_filter;
+use serde::{Deserialize, Serialize};
 
 use crate::ROCE_PORT;
 use crate::port::config::Shards;
@@ -51,7 +52,7 @@ pub(super) fn program(addresses: &[IpAddr], shards: Shards) -> Vec<sock_filter> 
 }
 
 /// The datagrams of one queue pair in one direction, as a capture sees them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Direction {
     /// The address of the queue pair's peer.
     pub peer: IpAddr,
@@ -62,7 +63,8 @@ pub struct Direction {
 }
 
 /// The datagrams of a capture.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Wanted {
     /// All.
     All,
