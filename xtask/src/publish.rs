@@ -33,8 +33,8 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
     let names: Vec<&str> = published.iter().filter_map(|p| p["name"].as_str()).collect();
     let folder = unpack(&names, metadata["packages"][0]["version"].as_str().unwrap_or_default())?;
     let manifest = folder.join("Cargo.toml");
-    let check =
-        "check --quiet -p rocinante-cli -p rocinante-agent -p rocinante-cni --manifest-path";
+    let check = "check --quiet -p rocinante-cli -p rocinante-agent -p rocinante-cni \
+                 -p rocinante-kube --manifest-path";
     let targets = dist::TARGETS.map(|(target, _)| target);
     let (mut check, skips) = match Toolchain::of(LOWEST_RUST, &targets) {
         Ok(lowest) => (lowest.cargo(check), vec![]),
@@ -89,14 +89,14 @@ fn lacks(package: &Value) -> Vec<String> {
     if text("rust_version") != lowest {
         wrong.push(format!("{name}: rust-version is not {lowest}, which is tested"));
     }
-    // The crates for users: a library and three programs.
+    // The crates for users: a library and four programs.
     match name {
         "rocinante" => {
             let features = package["features"].as_object().into_iter().flat_map(|f| f.keys());
             let unknown = features.filter(|name| !readme.contains(&format!("`{name}`")));
             wrong.extend(unknown.map(|feature| format!("{name}: README.md lacks `{feature}`")));
         }
-        "rocinante-cli" | "rocinante-agent" | "rocinante-cni" => {}
+        "rocinante-cli" | "rocinante-agent" | "rocinante-cni" | "rocinante-kube" => {}
         _ if description.starts_with("Internal to ") && readme.contains("no semantic") => {}
         _ => wrong.push(format!("{name}: it does not say that it is internal")),
     }

@@ -1,0 +1,108 @@
+//! The command `rocinante-kube`.
+
+use std::net::{Ipv6Addr, SocketAddr};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use kube::Config;
+use rocinante_kube::{ASSUMED_FOR, Named};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+
+/// RDMA bandwidth of Kubernetes' nodes: reserved, placed, and never promised twice.
+///
+/// The API server and its credentials are those of the pod, else of $KUBECONFIG.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve kube-scheduler below /scheduler/: filter, prioritize and bind. Any process that can
+    /// connect may have pods bound, so let only schedulers.
+    Extender {
+        /// Where to listen, such as 127.0.0.1:8888 or :8888, which is all addresses.
+        #[arg(long, value_name = "ADDRESS", value_parser = address)]
+        listen: SocketAddr,
+    },
+    /// Publish this node's uplinks, and say at /getpfs what of them is taken.
+    Node {
+        /// The node's name in Kubernetes.
+        #[arg(long, env = "NODE_NAME")]
+        name: String,
+        /// An interface, and the rate that can be reserved if it is not the interface's speed:
+        /// ens1 or ens1=10G. Once for each uplink.
+        #[arg(long, required = true, value_name = "INTERFACE[=RATE]")]
+        uplink: Vec<Named>,
+        /// Where to listen.
+        #[arg(long, value_name = "ADDRESS", value_parser = address, default_value = ":54005")]
+        listen: SocketAddr,
+    },
+}
+
+/// An address with a port, or a port of all addresses.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    match text.strip_prefix(':').map(str::parse) {
+        Some(Ok(port)) => Ok((Ipv6Addr::UNSPECIFIED, port).into()),
+        _ => text.parse().map_err(|_| "no address such as 127.0.0.1:8888 or :8888".to_owned()),
+    }
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    // The client logs each failed request as an error; the watches say so in words.
+    let lines = Targets::new()
+        .with_default(LevelFilter::WARN)
+        .with_target("rocinante_kube", LevelFilter::INFO)
+        .with_target("kube_client", LevelFilter::OFF);
+    let written = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).without_time();
+    tracing_subscriber::registry().with(written).with(lines).init();
+    match run(arguments.command).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("rocinante-kube: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(command: Command) -> Result<(), Box<dyn std::error::Error>> {
+    let mut term = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let served = async {
+        let client = rocinante_kube::client(Config::infer().await?)?;
+        match command {
+            Command::Extender { listen } => {
+                let listener = bound(listen).await?;
+                rocinante_kube::extender(client, listener, ASSUMED_FOR).await;
+            }
+            Command::Node { name, uplink, listen } => {
+                let uplinks: Result<Vec<_>, _> = uplink.iter().map(Named::uplink).collect();
+                let listener = bound(listen).await?;
+                rocinante_kube::node(client, listener, &name, &uplinks?).await?;
+            }
+        }
+        Ok(())
+    };
+    tokio::select! {
+        done = served => done,
+        _ = term.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+    }
+}
+
+async fn bound(address: SocketAddr) -> Result<TcpListener, String> {
+    let listener = TcpListener::bind(address).await;
+    let listener = listener.map_err(|error| format!("cannot listen at {address}: {error}"))?;
+    let at = listener.local_addr().map_err(|error| error.to_string())?;
+    // Standard output, for programs that chose port 0.
+    println!("listening at {at}");
+    Ok(listener)
+}
