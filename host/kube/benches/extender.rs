@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 use self::api::Api;
 
 const NODES: usize = 500;
-/// Bytes of a node besides what is read of it: conditions, images, managed fields.
+/// Bytes of a node that are not read: conditions, images, managed fields.
 const NODE_BYTES: usize = 8 << 10;
 
 async fn post(at: SocketAddr, path: &str, body: &[u8]) -> Vec<u8> {

@@ -33,7 +33,7 @@ impl Extender {
         Self { cluster, ledger, assumed_for }
     }
 
-    /// Error: what is taken is not known yet.
+    /// Error: the taken rates are not known yet.
     pub(crate) fn ready(&self) -> Result<(), String> {
         self.ledger.lock().ready()
     }

@@ -34,7 +34,7 @@ const TEXT: &str = "text/plain; charset=utf-8";
 
 type Answer = Response<Full<Bytes>>;
 
-/// What is served at the paths.
+/// The answers at the paths.
 #[derive(Clone)]
 pub(crate) enum Service {
     Extender(Extender),

@@ -106,7 +106,7 @@ impl Node {
         }
     }
 
-    /// Sums what is taken anew: the entries are the truth.
+    /// Sums the taken rates anew: the entries are the truth.
     fn settle(&mut self) {
         let Some(Ok(uplinks)) = &mut self.uplinks else { return };
         for uplink in uplinks {
@@ -122,7 +122,9 @@ impl Ledger {
     pub(crate) fn ready(&self) -> Result<(), String> {
         match self.nodes_listed && self.pods_listed {
             true => Ok(()),
-            false => Err("what is taken is not known yet: the API's lists are being read".into()),
+            false => {
+                Err("the taken rates are not known yet: the API's lists are being read".into())
+            }
         }
     }
 

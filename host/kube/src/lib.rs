@@ -1,7 +1,7 @@
 //! RDMA bandwidth of Kubernetes' nodes: reserved, placed, and never promised twice.
 //!
 //! [`extender`] serves kube-scheduler. [`node`] runs on each node: it publishes the node's uplinks,
-//! and says what is taken as the daemon of Link et al. does. `docs/kubernetes.md` has the manual.
+//! and names the taken rates as the daemon of Link et al. does. `docs/kubernetes.md` is the manual.
 
 #![forbid(unsafe_code)]
 

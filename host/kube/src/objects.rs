@@ -223,7 +223,7 @@ impl PodKey {
     }
 }
 
-/// What is read of a pod.
+/// The fields of a pod that are read.
 pub(crate) trait PodState {
     /// The node that it is bound to.
     fn node(&self) -> Option<&str>;

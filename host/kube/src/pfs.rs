@@ -57,7 +57,7 @@ impl Pfs {
         Self { node: node.into(), ledger }
     }
 
-    /// Error: what is taken is not known yet.
+    /// Error: the taken rates are not known yet.
     pub(crate) fn ready(&self) -> Result<(), String> {
         self.ledger.lock().ready()
     }

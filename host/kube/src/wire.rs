@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// `ExtenderArgs`: of the pod only what is read here, of nodes their text as it came.
+/// `ExtenderArgs`: of the pod the fields that are read here, of nodes their text as it came.
 #[derive(Deserialize)]
 pub(crate) struct Arguments<'a> {
     #[serde(rename = "Pod", alias = "pod")]

@@ -75,8 +75,8 @@ pub fn demand(text: &str) -> Result<Vec<Interface>, Malformed> {
     bounded::<Required, INTERFACES_MAX>(text)?.iter().map(Required::interface).collect()
 }
 
-/// The uplinks of a node's annotation: `[{"name":"ens1","egress":10000000000,"ingress":…},…]`. Rates
-/// are in bits per second.
+/// The uplinks of a node's annotation: `[{"name":"ens1","egress":10000000000,"ingress":…},…]`.
+/// Rates are in bits per second.
 ///
 /// # Errors
 /// It is no such list, has more than [`UPLINKS_MAX`], or a name twice or of no interface.
@@ -204,7 +204,7 @@ mod tests {
         let first = r#"{"name":"ens1","egress":10000000000,"ingress":10000000000}"#;
         assert!(text.starts_with(&format!("[{first},")), "{text}");
         assert_eq!(uplinks(&text).unwrap(), ours);
-        // What is taken is no part of it.
+        // The taken rates are no part of it.
         ours[0].taken.egress = 5;
         assert_eq!(to_json(&ours).unwrap(), text);
 

@@ -76,7 +76,7 @@ pub struct Uplink {
     /// All that can be reserved.
     #[serde(flatten)]
     pub speed: Rates,
-    /// The sum of what is reserved. It is more than `speed` where an uplink became slower.
+    /// The sum of all reservations. It is more than `speed` where an uplink became slower.
     #[serde(skip)]
     pub taken: Rates,
 }

@@ -44,8 +44,8 @@ impl fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 /// The index of an uplink for each interface, in the order of `wanted`. The sum of all `min` of an
-/// uplink is no more than its free rates. The search makes no more than `steps` steps: [`STEPS`] for
-/// one node, fewer for each of many.
+/// uplink is no more than its free rates. The search makes no more than `steps` steps: [`STEPS`]
+/// for one node, fewer for each of many.
 ///
 /// # Errors
 /// There is no such arrangement, or none was found within `steps`; too many of either.

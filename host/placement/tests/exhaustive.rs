@@ -15,7 +15,7 @@ fn fits(free: &mut [Rates], wanted: &[Interface]) -> bool {
     })
 }
 
-/// Whether the sums of all uplinks stay within what is free, in numbers that cannot overflow.
+/// Whether the sums of all uplinks stay within the free rates, in numbers that cannot overflow.
 fn is_sound(uplinks: &[Uplink], wanted: &[Interface], places: &[usize]) -> bool {
     places.len() == wanted.len()
         && uplinks.iter().enumerate().all(|(at, uplink)| {

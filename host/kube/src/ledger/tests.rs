@@ -34,7 +34,7 @@ fn fits(ledger: &Ledger, rate: u64, node: &str) -> bool {
     ledger.fits("asks", &out(&[rate]), node, STEPS).is_ok()
 }
 
-/// What is free at a node, in whole G.
+/// The free rate at a node, in whole G.
 fn free(ledger: &Ledger, node: &str) -> u64 {
     (0..=10).rev().find(|rate| fits(ledger, *rate, node)).unwrap()
 }

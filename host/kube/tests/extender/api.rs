@@ -42,7 +42,7 @@ pub(crate) enum Fault {
     Conflicts,
     /// It does it, and answers 504.
     LosesAnswer,
-    /// It does it so much later.
+    /// It does it after this time.
     Late(Duration),
 }
 

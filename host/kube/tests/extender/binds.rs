@@ -308,7 +308,7 @@ async fn an_extender_that_starts_counts_what_is_bound() {
     assert!(is_free(&api, &after, "n2", 10).await);
 }
 
-/// A bind of a process that was killed lands after its successor has read what is bound.
+/// A bind of a process that was killed lands after its successor has read the bound pods.
 #[tokio::test]
 async fn no_bind_of_an_earlier_process_succeeds_after_the_start() {
     let api = cluster().await;
