@@ -191,6 +191,42 @@ impl Container {
         names.into_iter().try_for_each(|name| set_feature(&self.netns, Self::DEVICE, name, false))
     }
 
+    /// Takes over the link-layer address and the addresses of `old`, which has none afterwards, and
+    /// announces them, as after a cold move of `old` to this place. The own addresses go. Error:
+    /// `ip` fails, or `/proc/sys` cannot be written.
+    pub fn take_addresses(&self, old: &Self) -> Result {
+        let device = Self::DEVICE;
+        let command = format!("ip -j address show dev {device}");
+        let listing = old.netns.json(&command)?;
+        let link = tool::objects(&listing).next();
+        let mac = link.and_then(|link| link["address"].as_str());
+        let (Some(link), Some(mac)) = (link, mac) else {
+            let problem = "no link-layer address in it".to_owned();
+            return Err(LabError::Output { command, problem });
+        };
+        old.netns.command(&format!("ip address flush dev {device} scope global"))?;
+        self.netns.command(&format!("ip link set {device} down"))?;
+        self.netns.command(&format!("ip address flush dev {device}"))?;
+        let announces = self.run(|| {
+            ["ipv4/conf/eth0/arp_notify", "ipv6/conf/eth0/ndisc_notify"]
+                .into_iter()
+                .try_for_each(|switch| std::fs::write(format!("/proc/sys/net/{switch}"), "1"))
+        })?;
+        announces.map_err(|source| LabError::Namespace { doing: "announce addresses", source })?;
+        self.netns.command(&format!("ip link set {device} address {mac} up"))?;
+        for info in tool::objects(&link["addr_info"]).filter(|info| info["scope"] == "global") {
+            let (Some(address), Some(prefix)) =
+                (info["local"].as_str(), info["prefixlen"].as_u64())
+            else {
+                continue;
+            };
+            let nodad = if address.contains(':') { " nodad" } else { "" };
+            self.netns
+                .command(&format!("ip address add {address}/{prefix} dev {device}{nodad}"))?;
+        }
+        Ok(())
+    }
+
     /// Names each part that is not up yet.
     pub(super) fn not_yet_up(&self) -> Result<Vec<String>> {
         let mut waiting = Vec::new();

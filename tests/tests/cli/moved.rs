@@ -1,6 +1,5 @@
 //! A container with its addresses goes from one host to another.
 
-use std::fs;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -39,30 +38,6 @@ fn until_lets_out(agent: &Agent, host_end: &str, address: IpAddr, is_let: bool) 
     }
 }
 
-/// Gives `new` the link-layer address and the addresses of `old`, and announces them.
-fn move_address(old: &Container, new: &Container) {
-    let link = old.netns().json("ip -j address show dev eth0").unwrap();
-    let mac = link[0]["address"].as_str().unwrap();
-    let addresses = link[0]["addr_info"].as_array().unwrap();
-    let global = addresses.iter().filter(|it| it["scope"] == "global");
-    old.netns().command("ip address flush dev eth0 scope global").unwrap();
-    new.netns().command("ip link set eth0 down").unwrap();
-    new.netns().command("ip address flush dev eth0").unwrap();
-    new.run(|| {
-        for switch in ["ipv4/conf/eth0/arp_notify", "ipv6/conf/eth0/ndisc_notify"] {
-            fs::write(format!("/proc/sys/net/{switch}"), "1").unwrap();
-        }
-    })
-    .unwrap();
-    new.netns().command(&format!("ip link set eth0 address {mac} up")).unwrap();
-    for it in global {
-        let (address, len) = (it["local"].as_str().unwrap(), &it["prefixlen"]);
-        let line = format!("ip address add {address}/{len} dev eth0");
-        let nodad = if address.contains(':') { " nodad" } else { "" };
-        new.netns().command(&(line + nodad)).unwrap();
-    }
-}
-
 /// A connection to it ends by error, on both sides. A peer that connects again reaches it at its
 /// new place, and the agent of the old one lets its addresses out no more.
 fn connections_follow_a_container_on(backend: Backend) {
@@ -84,7 +59,7 @@ fn connections_follow_a_container_on(backend: Backend) {
         assert!(Instant::now() < end, "no packets");
         std::thread::sleep(Duration::from_millis(10));
     }
-    move_address(old, new);
+    new.take_addresses(old).unwrap();
     for v6 in [false, true] {
         until_lets_out(&agents[0], ends[0], old.address(v6), false);
         // The new place says that no program has the port.
