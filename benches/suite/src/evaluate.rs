@@ -4,6 +4,7 @@
 //! in a file when it is measured (`store`), so that a study goes on where it was stopped. The
 //! report is made of the rows alone.
 
+mod experiment;
 mod judge;
 mod plan;
 mod progress;
@@ -49,8 +50,8 @@ pub struct Args {
     /// Fewer points, each for a shorter time and once: within 2 minutes instead of 40
     #[arg(long)]
     quick: bool,
-    /// Only these experiments: size, scale, load, many_to_one, isolation,
-    /// starvation
+    /// Only these experiments: size, scale, load, many_to_one, isolation, starvation, failure,
+    /// start
     #[arg(long, value_delimiter = ',', value_name = "EXPERIMENTS")]
     only: Vec<String>,
     /// Only these modes: a wrong name lists them all

@@ -13,6 +13,7 @@ mod idle;
 mod job;
 mod load;
 mod measure;
+mod on_demand;
 mod ours;
 mod pairs;
 mod peers;
@@ -21,11 +22,12 @@ mod provider;
 mod raw;
 
 pub(crate) use cost::{Ticks, resident};
-pub(crate) use fan_in::{NAMESPACES, SENDERS_MAX};
+pub(crate) use fan_in::{NAMESPACES, SENDERS_MAX, now};
 pub(crate) use job::{Device, Outcome, Traffic, Work};
 pub use job::{WorkerArgs, run_worker};
 pub(crate) use load::Loaded;
 pub use measure::{Figure, Measure, Step};
+pub(crate) use on_demand::{Errand, Sent};
 pub(crate) use ours::{Posting, depth, jain};
 #[cfg(test)]
 pub(crate) use pairs::Paired;

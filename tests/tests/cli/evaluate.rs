@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rocinante_tests::require_lab;
 use rocinante_tests::running::PATIENCE;
+use rocinante_tests::{require_lab, require_machine_root, require_vxlan};
 use serde_json::Value;
 
 use super::{Done, Running, command, rocinante_bench, words};
@@ -37,6 +37,16 @@ impl Dir {
         }
         rows
     }
+
+    /// The figures of the first round of a point. Panics if there are none.
+    fn figures(&self, experiment: &str, mode: &str, x: u64) -> Value {
+        let key = format!("{experiment:?} {mode:?} {x} 1");
+        let rows = self.rows();
+        let line = rows.get(&key).unwrap_or_else(|| panic!("no row {key} in {:?}", rows.keys()));
+        let row: Value = serde_json::from_str(line).unwrap();
+        assert!(row["figures"].is_object(), "{line}");
+        row["figures"].clone()
+    }
 }
 
 impl Drop for Dir {
@@ -53,7 +63,8 @@ fn evaluate(line: &str) -> Done {
     start(line).finish_within(Duration::from_secs(300))
 }
 
-const SMALL: &str = "--quick --patient --modes udp,tcp-blocking,kernel --pairs 1,2";
+const SMALL: &str = "--quick --patient --modes udp,tcp-blocking,kernel --pairs 1,2 \
+                     --only size,scale,load,many_to_one,isolation";
 
 /// Killed at some moments, a study has in the end the rows of one that was left alone.
 #[test]
@@ -128,6 +139,72 @@ fn a_report_is_complete(dir: &Dir) {
     // The reason of a mode that cannot be had, and where its figures would be.
     let row = text.lines().find(|line| line.starts_with("| kernel |")).unwrap();
     assert!(row.contains("it needs --devices with --local and --remote"), "{row}");
+}
+
+/// The least time of 7 retries with an ACK timeout of 14.
+const RETRIES_MS: f64 = 7.0 * 4.096e-3 * (1u32 << 14) as f64;
+
+#[track_caller]
+fn number(figures: &Value, name: &str) -> f64 {
+    figures[name].as_f64().unwrap_or_else(|| panic!("no {name} in {figures}"))
+}
+
+/// The sender saw an error, and new programs worked.
+#[track_caller]
+fn ended_and_works_again(figures: &Value) {
+    assert_eq!(number(figures, "errors"), 1.0, "{figures}");
+    assert!(number(figures, "error_ms") > 0.0 && number(figures, "again_ms") > 0.0, "{figures}");
+    assert!(figures.get("stall_ms").is_none(), "{figures}");
+}
+
+/// A peer is killed, a link is pulled, a container moves: the sender has an error, and no sooner
+/// than its retries take. Then new programs work.
+#[test]
+fn what_ends_a_connection_is_seen_by_its_sender() {
+    require_lab!();
+    require_vxlan!();
+    let dir = Dir::new("failure");
+    evaluate(&format!("--patient --only failure --modes udp --report {}", dir.0.display()))
+        .succeeded();
+    for event in [0, 1, 3] {
+        ended_and_works_again(&dir.figures("failure", "udp", event));
+    }
+    let pulled = number(&dir.figures("failure", "udp", 1), "error_ms");
+    assert!(pulled >= RETRIES_MS, "before all retries, after {pulled} ms");
+    let report = dir.read("report.md");
+    for row in ["| udp | killed peer |", "| udp | pulled link |", "| udp | moved container |"] {
+        assert!(report.contains(row), "{report}");
+    }
+    let tcp = Dir::new("failure-tcp");
+    let line = "--quick --patient --only failure --modes tcp-blocking";
+    evaluate(&format!("{line} --report {}", tcp.0.display())).succeeded();
+    ended_and_works_again(&tcp.figures("failure", "tcp-blocking", 0));
+}
+
+/// The agent is killed and starts again: connections on ports that it opened go on.
+#[test]
+fn a_restarted_agent_disturbs_no_connection() {
+    require_lab!();
+    require_machine_root!();
+    let (dir, programs) = (Dir::new("agent"), Dir::new("programs"));
+    std::fs::create_dir(&programs.0).unwrap();
+    for (program, name) in [
+        (env!("CARGO_BIN_EXE_rocinante-bench-under-test"), "rocinante-bench"),
+        (env!("CARGO_BIN_EXE_rocinante-agent-under-test"), "rocinante-agent"),
+    ] {
+        let at = programs.0.join(name);
+        std::fs::hard_link(program, &at)
+            .or_else(|_| std::fs::copy(program, &at).map(drop))
+            .unwrap();
+    }
+    let line = "evaluate --quick --patient --only failure --modes packet-agent --report";
+    let bench = programs.0.join("rocinante-bench");
+    let mut study = command(bench.to_str().unwrap(), words(line));
+    Running::start(study.arg(&dir.0)).finish_within(Duration::from_secs(300)).succeeded();
+    ended_and_works_again(&dir.figures("failure", "packet-agent", 0));
+    let restarted = dir.figures("failure", "packet-agent", 2);
+    assert_eq!(number(&restarted, "errors"), 0.0, "{restarted}");
+    assert!(number(&restarted, "stall_ms") > 0.0 && number(&restarted, "again_ms") > 0.0);
 }
 
 /// Rows of another version, and lines that are none, are not taken.

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::experiment::{Event, Experiment};
 use crate::workers::{Link, Provider};
 
 /// The way in which the two sides of a measurement reach each other.
@@ -22,7 +23,7 @@ pub(super) enum Carrier {
 }
 
 /// The plain link of a study is a veth of each container, and the bridge between them.
-const BRIDGE: Link = Link::Plain;
+pub(super) const BRIDGE: Link = Link::Plain;
 
 const fn mode(name: &'static str, carrier: Carrier, link: Link, about: &'static str) -> Mode {
     Mode { name, carrier, link, about }
@@ -75,94 +76,6 @@ impl Mode {
     }
 }
 
-/// Measurements over one quantity, `x`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Experiment {
-    Size,
-    Scale,
-    Load,
-    ManyToOne,
-    Isolation,
-    Starvation,
-}
-
-impl Experiment {
-    pub(super) const ALL: [Self; 6] =
-        [Self::Size, Self::Scale, Self::Load, Self::ManyToOne, Self::Isolation, Self::Starvation];
-
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Size => "size",
-            Self::Scale => "scale",
-            Self::Load => "load",
-            Self::ManyToOne => "many_to_one",
-            Self::Isolation => "isolation",
-            Self::Starvation => "starvation",
-        }
-    }
-
-    pub(super) const fn about(self) -> &'static str {
-        match self {
-            Self::Size => {
-                "Throughput of WRITE, SEND and READ, and half the round trip of a WRITE. TCP has \
-                 its stream in the place of WRITEs."
-            }
-            Self::Scale => {
-                "Pairs of containers that send at once, 64 KiB each time, all sleeping for \
-                 completions, with an ACK timeout of 18, and a probe pair beside them: half a \
-                 round trip of 64 B. Memory of processes is private; that of the kernel is all \
-                 else that the machine lost while they started, which other programs can disturb."
-            }
-            Self::ManyToOne => {
-                "Containers that send to one, 64 KiB each time, all sleeping for completions: the \
-                 sum, Jain's index, and connections that ended by error."
-            }
-            Self::Isolation => {
-                "A probe pair beside neighbours that send at full rate, as in scale: with 0 \
-                 neighbours it is alone."
-            }
-            Self::Starvation => {
-                "A pair and a probe beside programs that never sleep, with the ACK timeouts 14 and \
-                 18: connections that ended by error, and what the pair carried."
-            }
-            Self::Load => {
-                "Latency against offered load, open loop: reads of 4 KiB at planned times, which \
-                 latency counts from. Over TCP a process answers."
-            }
-        }
-    }
-
-    /// The name of its `x`.
-    pub(super) const fn x(self) -> &'static str {
-        match self {
-            Self::Size => "bytes",
-            Self::Scale => "pairs",
-            Self::Load => "% of its peak",
-            Self::ManyToOne => "senders",
-            Self::Isolation => "neighbours",
-            Self::Starvation => "busy loops",
-        }
-    }
-
-    /// Whether it runs pairs of containers.
-    pub(super) const fn is_paired(self) -> bool {
-        matches!(self, Self::Scale | Self::Isolation | Self::Starvation)
-    }
-
-    /// Whether it has this mode. Many processes that spin would measure the scheduler.
-    pub(super) fn has(self, mode: &Mode) -> bool {
-        match self {
-            Self::Size => true,
-            Self::Scale | Self::ManyToOne | Self::Isolation | Self::Starvation => {
-                mode.link == BRIDGE
-                    && !mode.is_kernel()
-                    && !matches!(mode.carrier, Carrier::Tcp { spin: true } | Carrier::Iperf3)
-            }
-            Self::Load => !matches!(mode.carrier, Carrier::Tcp { spin: false } | Carrier::Iperf3),
-        }
-    }
-}
-
 /// What a study measures. An empty list is of all.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Choice {
@@ -201,6 +114,8 @@ pub(super) const fn seconds(experiment: Experiment, quick: bool) -> f64 {
         (Experiment::ManyToOne, false) => 2.0,
         (Experiment::Isolation | Experiment::Starvation, true) => 0.4,
         (Experiment::Isolation | Experiment::Starvation, false) => 1.0,
+        // The longest wait for an error.
+        (Experiment::Failure, _) => 5.0,
         (Experiment::Load, true) => 0.15,
         (Experiment::Load, false) => 0.5,
     }
@@ -221,6 +136,11 @@ impl Choice {
 
     pub(super) fn modes(&self) -> impl Iterator<Item = &'static Mode> {
         MODES.iter().filter(|mode| wants(&self.modes, mode.name))
+    }
+
+    /// Whether it is a quick study of everything, which has the least points.
+    const fn is_short(&self) -> bool {
+        self.quick && self.only.is_empty()
     }
 
     /// The points of an experiment in one mode, in pieces of which each is measured at once.
@@ -255,6 +175,16 @@ impl Choice {
                 let all: &[u64] = if self.quick { &[8] } else { &[0, 4, 8, 16, 32] };
                 all.iter().map(|loops| vec![*loops]).collect()
             }
+            Experiment::Failure => {
+                let in_time = |event: &Event| match event {
+                    Event::KilledPeer => !self.is_short() || !mode.is_handed(),
+                    Event::RestartedAgent => true,
+                    Event::PulledLink | Event::MovedContainer => !self.quick,
+                };
+                let has = |event: &Event| event.has(mode) && in_time(event);
+                let all = (0..).zip(Event::ALL).filter(|(_, event)| has(event));
+                all.map(|(x, _)| vec![x]).collect()
+            }
             Experiment::Load => {
                 let all: &[u64] =
                     if self.quick { &[10, 50, 90] } else { &[10, 25, 50, 75, 90, 95] };
@@ -267,7 +197,7 @@ impl Choice {
     const fn rounds(&self, experiment: Experiment) -> u32 {
         match (self.quick, experiment) {
             (true, _) | (_, Experiment::Scale) => 1,
-            (_, Experiment::Starvation) => 2,
+            (_, Experiment::Starvation | Experiment::Failure) => 2,
             _ => 3,
         }
     }
@@ -277,7 +207,7 @@ impl Choice {
     pub(super) fn cells(&self) -> Vec<Cell> {
         let in_time = |one: &Experiment| {
             // Programs beside busy loops take long to start.
-            !self.quick || *one != Experiment::Starvation || !self.only.is_empty()
+            !self.is_short() || *one != Experiment::Starvation
         };
         let experiments = Experiment::ALL.into_iter().filter(in_time);
         let experiments = experiments.filter(|one| wants(&self.only, one.name()));
@@ -330,10 +260,17 @@ impl Cell {
             (Experiment::Size, Carrier::Iperf3) => 2.3,
             (Experiment::Size, Carrier::Verbs(_)) => 0.5 + points * 4.0 * (each + 0.03),
             (Experiment::Size, Carrier::Tcp { .. }) => 0.3 + points * 2.0 * (each + 0.05),
-            (Experiment::Isolation, _) => each + 1.0,
+            (Experiment::Isolation, _) => each + 0.5,
             (Experiment::Starvation, _) => 2.0 * (each + 1.5),
-            (Experiment::ManyToOne, _) => each + 0.6 + 0.05 * self.xs.iter().sum::<u64>() as f64,
-            (Experiment::Scale, _) => each + 1.0 + 0.15 * self.xs.iter().sum::<u64>() as f64,
+            (Experiment::Failure, _) => {
+                let of = |x: &u64| match Event::of(*x) {
+                    Some(Event::PulledLink | Event::MovedContainer) => 5.0,
+                    _ => 1.2,
+                };
+                self.xs.iter().map(of).sum()
+            }
+            (Experiment::ManyToOne, _) => each + 0.4 + 0.04 * self.xs.iter().sum::<u64>() as f64,
+            (Experiment::Scale, _) => each + 0.5 + 0.1 * self.xs.iter().sum::<u64>() as f64,
             (Experiment::Load, _) => 0.5 + each * (points + 1.0),
         }
     }
@@ -406,8 +343,8 @@ mod tests {
             let choice = Choice { quick, ..Choice::default() };
             choice.cells().iter().map(|cell| cell.seconds(quick)).sum::<f64>()
         };
-        assert!(time(true) < 100.0, "{} s", time(true));
-        assert!(time(false) < 1_800.0, "{} s", time(false));
+        assert!(time(true) < 110.0, "{} s", time(true));
+        assert!(time(false) < 2_200.0, "{} s", time(false));
     }
 
     #[test]

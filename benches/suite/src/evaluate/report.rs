@@ -10,12 +10,13 @@ use rocinante_cli::output::{Failure, Result, digits};
 
 pub(super) use self::render::{Block, Link as Anchor};
 use self::render::{html, markdown};
+use super::experiment::Experiment;
 use super::judge::{self, Answer, QUESTIONS, Seen, title, unit, with_unit};
-use super::plan::{Experiment, MODES, Mode};
+use super::plan::{MODES, Mode};
 use super::solutions;
 use super::store::ROWS;
 use super::study::Study;
-use crate::chart::{Chart, Line, X, bytes};
+use crate::chart::{Chart, Line, X};
 use crate::goal;
 
 const TITLE: &str = "A study of this machine";
@@ -92,9 +93,9 @@ fn blocks(study: &Study) -> Result<(Vec<Block>, Vec<File>)> {
             let Some((chart, samples)) = chart(seen, experiment, figure, title) else { continue };
             let (svg, file) = (chart.svg()?, format!("{}-{figure}.svg", experiment.name()));
             let caption = format!(
-                "{title}, in {}. {samples} for each point: the line goes through the medians, bars \
+                "{}. {samples} for each point: the line goes through the medians, bars \
                  from the smallest to the largest.",
-                unit(figure)
+                in_unit(title, figure)
             );
             blocks.push(Block::Plot { file: file.clone(), svg: svg.clone(), caption });
             plots.push((file, svg));
@@ -130,7 +131,7 @@ fn which_to_use(seen: Seen<'_>) -> Block {
             return [question.need, "not measured", "", "", ""].map(Anchor::none).to_vec();
         };
         let tcp = tcp.map(|(mode, value)| format!("{mode}: {}", with_unit(value, figure)));
-        let at = format!("{name}, {}: {}", point(experiment, x), title(figure));
+        let at = format!("{name}, {}: {}", experiment.point(x), title(figure));
         vec![
             Anchor::none(question.need),
             Anchor::none(&modes.join(", ")),
@@ -166,17 +167,14 @@ fn rows(seen: Seen<'_>, experiment: Experiment) -> Option<Block> {
         return None;
     }
     let mut head = vec!["mode".to_owned(), experiment.x().to_owned(), "samples".to_owned()];
-    head.extend(figures.iter().map(|figure| {
-        let unit = unit(figure);
-        if unit.is_empty() { title(figure) } else { format!("{}, {unit}", title(figure)) }
-    }));
+    head.extend(figures.iter().map(|figure| in_unit(&title(figure), figure)));
     let mut rows = Vec::new();
     for mode in &MODES {
         for x in seen.points(experiment, mode.name) {
             let spread = |figure: &&str| seen.spread(experiment, mode.name, x, figure);
             let samples = figures.iter().filter_map(spread).map(|(_, count)| count).max();
             let mut cells =
-                vec![mode.name.to_owned(), point(experiment, x), samples.unwrap_or(0).to_string()];
+                vec![mode.name.to_owned(), experiment.point(x), samples.unwrap_or(0).to_string()];
             cells.extend(figures.iter().map(|figure| match spread(figure) {
                 None => "–".to_owned(),
                 Some((spread, 1)) => digits(spread.median),
@@ -189,6 +187,12 @@ fn rows(seen: Seen<'_>, experiment: Experiment) -> Option<Block> {
         }
     }
     Some(Block::Table { id: Some(format!("rows-{}", experiment.name())), head, rows })
+}
+
+/// The title of a figure with its unit, if it has one.
+fn in_unit(title: &str, figure: &str) -> String {
+    let unit = unit(figure);
+    if unit.is_empty() { title.to_owned() } else { format!("{title}, {unit}") }
 }
 
 /// A plot, and the number of samples of a point. `None` if there are not two points to join.
@@ -221,23 +225,12 @@ fn chart(
         Experiment::ManyToOne => X::Count("senders"),
         Experiment::Isolation => X::Few("neighbours at full rate"),
         Experiment::Starvation => X::Few("busy loops"),
+        Experiment::Failure => X::Few("event"),
     };
     let samples = match (counts.first(), counts.last()) {
         (Some(1), Some(1)) => "1 sample".to_owned(),
         (Some(first), Some(last)) if first < last => format!("{first} to {last} samples"),
         (_, last) => format!("{} samples", last.unwrap_or(&0)),
     };
-    Some((Chart { title: format!("{title}, {}", unit(figure)), x, lines }, samples))
-}
-
-fn point(experiment: Experiment, x: u64) -> String {
-    match experiment {
-        Experiment::Size => match bytes(&(x as f64)) {
-            size if size.ends_with('i') => size + "B",
-            size => size + " B",
-        },
-        Experiment::Scale => format!("{x} pairs"),
-        Experiment::Load => format!("{x} %"),
-        Experiment::ManyToOne | Experiment::Isolation | Experiment::Starvation => x.to_string(),
-    }
+    Some((Chart { title: in_unit(title, figure), x, lines }, samples))
 }

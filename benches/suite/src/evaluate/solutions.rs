@@ -3,8 +3,8 @@
 
 use rocinante_cli::output::digits;
 
+use super::experiment::Experiment;
 use super::judge::{Seen, with_unit};
-use super::plan::Experiment;
 use super::report::{Anchor, Block};
 
 /// The properties. Cells of a solution are in this order.

@@ -1,20 +1,22 @@
 //! Measures the cells of a study.
 
+mod failure;
+mod size;
+
 use std::collections::BTreeMap;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use rocinante_baselines::{Kind, Raw, Task};
 use rocinante_cli::output::{Failure, Output, Result};
 use rocinante_lab::ChildGuard;
 
-use super::plan::{Carrier, Cell, Experiment, Mode, containers, seconds};
+use super::experiment::Experiment;
+use super::plan::{Carrier, Cell, Mode, containers, seconds};
 use super::progress::Progress;
 use super::store::{Key, Load, Row, Session, Store};
 use crate::attempts::{Attempts, Subject};
 use crate::workers::{
-    Carrier as Wire, Congestion, Device, Figure, Link, Loaded, Measure, Outcome, Pairing, Places,
-    Rights, Step, TcpMode, Together, Traffic, Work, depth, jain,
+    Link, Loaded, Measure, Outcome, Pairing, Places, Rights, Step, Together, Traffic, Work, jain,
 };
 
 /// The path MTU of the links, which are ours, and of the kernel's devices.
@@ -23,8 +25,8 @@ const MTU_KERNEL: u32 = 1024;
 /// Bytes of the messages of pairs, and of the answers to requests at planned times.
 const SHARED: usize = 64 << 10;
 const ANSWER: usize = 4096;
-/// Bytes of the messages that a raw baseline is beside.
-const LARGE: usize = 1 << 20;
+/// Bytes of a message where its size does not matter.
+const SMALL: usize = 64;
 /// The ACK timeout of pairs: 4.096 µs · 2^18 = 1.1 s.
 const ACK_TIMEOUT: u8 = 18;
 /// Time that is kept for the report.
@@ -138,7 +140,7 @@ impl Study {
     }
 
     fn points(&mut self, cell: &Cell) -> Result<Vec<(u64, Figures)>> {
-        let places = self.places.as_ref().ok_or_else(|| Failure::Failed("no places".into()))?;
+        let places = self.places.as_mut().ok_or_else(|| Failure::Failed("no places".into()))?;
         let args = self.session.place_args();
         let traffic = match cell.mode.carrier {
             Carrier::Verbs(provider) => Some(Traffic::Verbs(provider.device(&args)?)),
@@ -146,11 +148,12 @@ impl Study {
             Carrier::Iperf3 => None,
         };
         let mtu = if cell.mode.is_kernel() { MTU_KERNEL } else { MTU };
-        let seconds = seconds(cell.experiment, self.session.choice.quick);
+        let quick = self.session.choice.quick;
+        let seconds = seconds(cell.experiment, quick);
         match (cell.experiment, traffic) {
-            (Experiment::Size, traffic) => sizes(places, cell, traffic, mtu, seconds),
+            (Experiment::Size, traffic) => size::measure(places, cell, traffic, mtu, seconds),
             (Experiment::Scale | Experiment::Isolation, Some(traffic)) => {
-                let pairs = Pairs { traffic, mtu, seconds, ack_timeout: ACK_TIMEOUT };
+                let pairs = Pairs::new(traffic, mtu, seconds);
                 let scale = |&x| Ok((x, pairs.scale(places, x)?));
                 cell.xs.iter().map(scale).collect()
             }
@@ -161,6 +164,12 @@ impl Study {
             (Experiment::Starvation, Some(traffic)) => {
                 let starve = |&loops| Ok((loops, starve(places, &traffic, mtu, loops, seconds)?));
                 cell.xs.iter().map(starve).collect()
+            }
+            (Experiment::Failure, Some(traffic)) => {
+                let work = on_demand(traffic, mtu, SMALL);
+                let patience = Duration::from_secs_f64(seconds);
+                let of = |&x| Ok((x, failure::measure(places, &args, &work, x, patience)?));
+                cell.xs.iter().map(of).collect()
             }
             (Experiment::Load, Some(traffic)) => {
                 let (size, percents) = (ANSWER, cell.xs.clone());
@@ -196,83 +205,39 @@ impl Study {
     }
 }
 
+fn on_demand(traffic: Traffic, mtu: u32, size: usize) -> Work {
+    Work::OnDemand { traffic, mtu, size }
+}
+
+/// Figures by their names.
+fn named<const N: usize>(figures: [(&str, f64); N]) -> Figures {
+    figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+fn in_words(error: impl std::fmt::Display) -> Failure {
+    Failure::Failed(error.to_string())
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
 impl Cell {
     fn name(&self) -> String {
-        let (experiment, xs) = (self.experiment, &self.xs);
-        let range = match xs[..] {
-            [x] => x.to_string(),
-            [first, .., last] => format!("{first} to {last}"),
+        let experiment = self.experiment;
+        let range = match self.xs[..] {
+            [x] => experiment.point(x),
+            [first, .., last] => {
+                format!("{} to {}", experiment.point(first), experiment.point(last))
+            }
             [] => String::new(),
         };
-        format!("{}: {}, {range} {}", experiment.name(), self.mode.name, experiment.x())
+        format!("{}: {}, {range}", experiment.name(), self.mode.name)
     }
 }
 
 fn key(experiment: Experiment, mode: &Mode, x: u64, round: u32) -> Key {
     Key { experiment: experiment.name().into(), mode: mode.name.into(), x, round }
-}
-
-/// Throughput and latency by the size of messages.
-fn sizes(
-    places: &Places,
-    cell: &Cell,
-    traffic: Option<Traffic>,
-    mtu: u32,
-    seconds: f64,
-) -> Result<Vec<(u64, Figures)>> {
-    // From the largest on: receives for large SENDs take small ones, too.
-    let mut xs = cell.xs.clone();
-    xs.sort_unstable_by(|a, b| b.cmp(a));
-    let steps = |measures: &[Measure]| -> Vec<Step> {
-        let at = |measure| xs.iter().map(move |size| (measure, *size as usize));
-        let all = measures.iter().copied().flat_map(at);
-        all.map(|(measure, size)| Step { measure, size, seconds }).collect()
-    };
-    let cc = || {
-        let known = Congestion::available().first().copied();
-        known.ok_or_else(|| Failure::Failed("the kernel has neither cubic nor bbr".into()))
-    };
-    let mut baseline = None;
-    let work = match (traffic, cell.mode.carrier) {
-        (Some(Traffic::Verbs(device)), _) => {
-            if xs.contains(&(LARGE as u64)) {
-                baseline = raw(places, cell.mode, &device, mtu, 2.0 * seconds);
-            }
-            let measures = [Measure::WriteBw, Measure::SendBw, Measure::ReadBw, Measure::WriteLat];
-            Work::Verbs { device, mtu, qps: 1, steps: steps(&measures) }
-        }
-        (_, Carrier::Tcp { spin }) => {
-            let mode = TcpMode { cc: cc()?, spin };
-            Work::Tcp(mode, steps(&[Measure::WriteBw, Measure::WriteLat]))
-        }
-        _ => match steps(&[Measure::WriteBw])[..] {
-            [step] => Work::Iperf3(cc()?, step),
-            _ => return Err(Failure::Failed("iperf3 has one size at once".into())),
-        },
-    };
-    let mut points: BTreeMap<u64, Figures> = BTreeMap::new();
-    for Figure { measure, size, value } in places.figures(cell.mode.link, &work)? {
-        if let Some(name) = figure_name(measure) {
-            points.entry(size as u64).or_default().insert(name.into(), value);
-        }
-    }
-    if let (Some(gbps), Some(large)) = (baseline, points.get_mut(&(LARGE as u64))) {
-        large.insert("raw_gbps".into(), gbps);
-    }
-    Ok(points.into_iter().collect())
-}
-
-/// The raw baseline of large WRITEs, if the device has one that works.
-fn raw(places: &Places, mode: &Mode, device: &Device, mtu: u32, seconds: f64) -> Option<f64> {
-    let Device::Software { backend, handed: false, .. } = device else { return None };
-    let step = Step { measure: Measure::WriteBw, size: LARGE, seconds };
-    let (kind, depth) = (Kind::Flood, depth(&step, 1));
-    let task = Task { kind, message: LARGE, mtu: mtu as usize, depth, seconds };
-    let carried = places.carried(mode.link, Wire::Baseline(backend.clone()), vec![task]);
-    match carried.ok()?.first()?.1 {
-        Raw::Flood { gbps, .. } => Some(gbps),
-        Raw::PingPong { .. } => None,
-    }
 }
 
 const fn figure_name(measure: Measure) -> Option<&'static str> {
@@ -294,28 +259,41 @@ const fn figure_name(measure: Measure) -> Option<&'static str> {
 struct Pairs {
     traffic: Traffic,
     mtu: u32,
+    /// Bytes of a message.
+    size: usize,
     seconds: f64,
     ack_timeout: u8,
 }
 
 impl Pairs {
-    fn together(&self, places: &Places, pairs: u64) -> Result<Together> {
+    const fn new(traffic: Traffic, mtu: u32, seconds: f64) -> Self {
+        Self { traffic, mtu, size: SHARED, seconds, ack_timeout: ACK_TIMEOUT }
+    }
+
+    /// Calls `edge` when the time in which they count begins, and when it ends.
+    fn together(
+        &self,
+        places: &Places,
+        pairs: u64,
+        edge: &mut dyn FnMut() -> Result,
+    ) -> Result<Together> {
         if !places.are_own() {
             return Err(Failure::Failed("pairs need namespaces of our own".into()));
         }
         let work = |probes| {
-            let Self { seconds, ack_timeout, .. } = *self;
-            let pairing = Pairing { size: SHARED, seconds, ack_timeout, probes };
+            let Self { size, seconds, ack_timeout, .. } = *self;
+            let pairing = Pairing { size, seconds, ack_timeout, probes };
             Work::Paired { traffic: self.traffic.clone(), mtu: self.mtu, pairing }
         };
-        places.together(&work(false), &work(true), pairs as u32)
-    }
-
-    fn scale(&self, places: &Places, pairs: u64) -> Result<Figures> {
-        let together = self.together(places, pairs)?;
+        let together = places.together(&work(false), &work(true), pairs as u32, edge)?;
         if together.pairs.is_empty() && together.probe.is_none() {
             return Err(Failure::Failed(together.why.unwrap_or_default()));
         }
+        Ok(together)
+    }
+
+    fn scale(&self, places: &Places, pairs: u64) -> Result<Figures> {
+        let together = self.together(places, pairs, &mut || Ok(()))?;
         Ok(scaled(&together, pairs, self.seconds))
     }
 }
@@ -357,7 +335,7 @@ fn starve(
         busy.collect::<Result<Vec<_>, _>>().map_err(|error| Failure::Failed(error.to_string()))?;
     let mut figures = Figures::new();
     for ack_timeout in [14, ACK_TIMEOUT] {
-        let pairs = Pairs { traffic: traffic.clone(), mtu, seconds, ack_timeout };
+        let pairs = Pairs { ack_timeout, ..Pairs::new(traffic.clone(), mtu, seconds) };
         for (name, value) in pairs.scale(places, 1)? {
             if ["sum_gbps", "errors", "probe_p99_us"].contains(&name.as_str()) {
                 let (name, unit) = name.rsplit_once('_').unwrap_or((&name, ""));

@@ -222,18 +222,18 @@ pub(super) fn connecting(mtu: u32, step: &Step) -> Connecting {
     }
 }
 
-fn say(exchange: &mut Exchange, what: &impl Serialize) -> Result {
+pub(super) fn say(exchange: &mut Exchange, what: &impl Serialize) -> Result {
     Ok(exchange.say(&serde_json::to_string(what).expect("figures are JSON"))?)
 }
 
-fn hear<T: DeserializeOwned>(exchange: &mut Exchange) -> Result<T> {
+pub(super) fn hear<T: DeserializeOwned>(exchange: &mut Exchange) -> Result<T> {
     let line = exchange.hear()?;
     let heard = serde_json::from_str(&line);
     Ok(heard.map_err(|_| exchange.error(format_args!("it sent {line}")))?)
 }
 
 /// The machine's monotonic clock, which all its namespaces share, in nanoseconds.
-fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::unistd::setsid;
 use rocinante::device::{Backend, PortConfig};
@@ -19,7 +19,7 @@ use super::measure::{Figure, Measure, Step};
 use super::pairs::{self, Paired, Pairing};
 use super::peers::{Congestion, TcpMode};
 use super::raw::Carrier;
-use super::{fan_in, idle, ours, peers, raw};
+use super::{fan_in, idle, on_demand, ours, peers, raw};
 use rocinante_cli::cores;
 use rocinante_cli::measure::Side;
 use rocinante_cli::output::{Failure, Result};
@@ -61,6 +61,8 @@ pub(crate) enum Work {
     Raw { carrier: Carrier, tasks: Vec<Task>, tally: PathBuf },
     /// One of many pairs of processes that work at the same time.
     Paired { traffic: Traffic, mtu: u32, pairing: Pairing },
+    /// Messages when they are asked for, one after the other.
+    OnDemand { traffic: Traffic, mtu: u32, size: usize },
     /// Requests at planned times, for each percentage of the highest rate.
     Load { traffic: Traffic, mtu: u32, size: usize, seconds: f64, percents: Vec<u64> },
     /// A TCP stream.
@@ -82,7 +84,7 @@ pub(crate) enum Outcome {
     Load(Vec<Loaded>),
 }
 
-/// The carrier of the requests of [`Work::Paired`] and [`Work::Load`].
+/// The carrier of the requests of work that TCP can do as well.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Traffic {
     Verbs(Device),
@@ -97,6 +99,7 @@ impl Work {
             Self::Verbs { device, .. }
             | Self::FanIn { traffic: Traffic::Verbs(device), .. }
             | Self::Paired { traffic: Traffic::Verbs(device), .. }
+            | Self::OnDemand { traffic: Traffic::Verbs(device), .. }
             | Self::Load { traffic: Traffic::Verbs(device), .. } => Some(device),
             _ => None,
         }
@@ -164,6 +167,7 @@ impl Work {
             }
             Self::Raw { tasks, .. } => tasks.iter().map(|task| task.seconds).sum(),
             Self::FanIn { step, .. } => step.seconds,
+            Self::OnDemand { .. } => on_demand::SECONDS_MAX,
             Self::Paired { pairing, .. } => pairing.seconds,
             Self::Load { seconds, percents, .. } => load::seconds(*seconds, percents.len()),
             Self::Iperf3(_, step) => step.seconds.ceil() + peers::IPERF3_WARM_UP,
@@ -191,7 +195,7 @@ impl Work {
     pub(super) fn core(&self, side: Side, swapped: bool) -> Option<usize> {
         match self {
             // More processes than cores: the scheduler decides, as it does for containers.
-            Self::FanIn { .. } | Self::Paired { .. } => None,
+            Self::FanIn { .. } | Self::Paired { .. } | Self::OnDemand { .. } => None,
             Self::Verbs { steps, .. } if steps.iter().any(|step| step.measure.is_on_one_cpu()) => {
                 Some(usize::from(swapped))
             }
@@ -207,7 +211,9 @@ impl Job {
             return Err(replaced_by(program));
         }
         // Opens the device first, so that a failure shows at once.
+        let began = Instant::now();
         let ctx = self.open()?;
+        let opened = began.elapsed();
         let patience = Duration::from_secs_f64(self.limit);
         if let (Work::FanIn { mtu, senders, step, .. }, Side::Second) = (&self.work, self.side) {
             let size = (*mtu, *senders);
@@ -222,6 +228,11 @@ impl Job {
             }
         };
         exchange.set_patience(Some(patience));
+        if let Work::OnDemand { mtu, size, .. } = self.work {
+            let ends = (self.local, self.remote);
+            on_demand::run(ctx, opened, self.side, ends, (mtu, size), &mut exchange)?;
+            return Ok(Outcome::Figures(Vec::new()));
+        }
         let outcome = self.outcome(ctx, &mut exchange)?;
         exchange.barrier("bye")?;
         Ok(outcome)
@@ -270,7 +281,9 @@ impl Job {
             (Work::FanIn { mtu, step, .. }, ctx) => {
                 fan_in::send(ctx, self.remote, *mtu, step, exchange)?;
             }
-            (Work::Verbs { .. }, None) | (Work::Iperf3(..) | Work::Sockperf { .. }, _) => {}
+            (Work::Verbs { .. }, None)
+            | (Work::OnDemand { .. }, _)
+            | (Work::Iperf3(..) | Work::Sockperf { .. }, _) => {}
         }
         Ok(Outcome::Figures(figures))
     }
@@ -307,8 +320,11 @@ impl Job {
             }
         };
         let ctx = options.open(self.local)?;
-        // A figure never goes by the name of a backend that the device does not use.
-        if let (Device::Software { backend, .. }, Some(has)) = (device, ctx.backend())
+        // A figure never goes by the name of a backend that the device does not use, and this work
+        // reports which one it does.
+        let reports = matches!(self.work, Work::OnDemand { .. });
+        if !reports
+            && let (Device::Software { backend, .. }, Some(has)) = (device, ctx.backend())
             && has.to_string() != *backend
         {
             let why = format!("the device fell back from {backend} to {has}");

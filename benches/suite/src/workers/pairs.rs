@@ -190,9 +190,16 @@ fn window() -> Result<Window> {
 }
 
 impl Places {
-    /// Runs this many pairs and the probe at once, over the plain link. Error: there are not enough
-    /// namespaces, or a process cannot be started.
-    pub(crate) fn together(&self, work: &Work, probe: &Work, pairs: u32) -> Result<Together> {
+    /// Runs this many pairs and the probe at once, over the plain link. Calls `edge` when the window
+    /// of time in which they count begins, and when it ends. Error: there are not enough
+    /// namespaces, or a process cannot be started; the error of `edge`.
+    pub(crate) fn together(
+        &self,
+        work: &Work,
+        probe: &Work,
+        pairs: u32,
+        edge: &mut dyn FnMut() -> Result,
+    ) -> Result<Together> {
         let (before, began) = (available(), Instant::now());
         let start = |number: u32, side| {
             let work = if number == pairs { probe } else { work };
@@ -222,8 +229,10 @@ impl Places {
             let _ = child.child_mut().stdin.take().map(|mut pipe| writeln!(pipe, "{text}"));
         }
         std::thread::sleep(window.left()[0]);
+        edge()?;
         let idle = cost::idle()?;
         std::thread::sleep(window.left()[1]);
+        edge()?;
         out.busy = (seconds * cost::online()? as f64 - (cost::idle()? - idle)).max(0.0);
         let deadline = Instant::now() + patience;
         for (number, (heard, connected)) in (0..).zip(heard.iter_mut().zip(connected)) {
@@ -243,7 +252,7 @@ impl Places {
 }
 
 /// The lines of a child's standard output, as they come.
-fn lines(child: &mut ChildGuard) -> Receiver<String> {
+pub(super) fn lines(child: &mut ChildGuard) -> Receiver<String> {
     let (sender, lines) = channel();
     let Some(pipe) = child.child_mut().stdout.take() else { return lines };
     std::thread::spawn(move || {
@@ -256,12 +265,12 @@ fn lines(child: &mut ChildGuard) -> Receiver<String> {
     lines
 }
 
-fn next(lines: &mut Receiver<String>, deadline: Instant) -> Option<String> {
+pub(super) fn next(lines: &mut Receiver<String>, deadline: Instant) -> Option<String> {
     lines.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()
 }
 
 /// The error output of a child that is of no more use.
-fn last_words(child: &mut ChildGuard) -> String {
+pub(super) fn last_words(child: &mut ChildGuard) -> String {
     child.kill();
     let mut text = String::new();
     if let Some(mut pipe) = child.child_mut().stderr.take() {

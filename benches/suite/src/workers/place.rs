@@ -223,15 +223,40 @@ impl Places {
         Ok(Self::with(software, here, urgent))
     }
 
+    /// Three hosts with a container each, joined by VXLAN: the second can move to the place of the
+    /// third.
+    pub(crate) fn of_a_move(args: &PlaceArgs) -> Result<Self> {
+        let shape = Hosts { hosts: 3, containers_each: 1, between: Between::Vxlan { ipv6: false } };
+        let config = LabConfig { ipv6: false, ..LabConfig::default() };
+        let lab = Lab::of_hosts(&shape, &config);
+        let lab = lab.map_err(|error| Failure::Failed(error.to_string()))?;
+        Ok(Self::with(Place::Lab(lab), None, !args.patient))
+    }
+
     /// Starts an agent on the host of the containers. Error: there is no such host, or the agent
     /// does not start.
     pub(crate) fn start_agent(&mut self) -> Result {
-        let Place::Lab(lab) = &self.software else {
-            let why = "between given addresses there is no host for an agent";
-            return Err(Failure::Failed(why.into()));
-        };
-        self.agent = Some(Agent::start(lab)?);
+        self.agent = Some(Agent::start(self.lab()?)?);
         Ok(())
+    }
+
+    /// Kills the agent (SIGKILL) and starts it again, with its state. Error: there is none, or it
+    /// does not start.
+    pub(crate) fn restart_agent(&mut self) -> Result {
+        let Some(mut agent) = self.agent.take() else {
+            return Err(Failure::Failed("there is no agent".into()));
+        };
+        agent.restart(self.lab()?)?;
+        self.agent = Some(agent);
+        Ok(())
+    }
+
+    /// The containers and their host. Error: the places are of another kind.
+    pub(crate) fn lab(&self) -> Result<&Lab> {
+        match &self.software {
+            Place::Lab(lab) => Ok(lab),
+            _ => Err(Failure::Failed("there is no host with containers of our own".into())),
+        }
     }
 
     /// Whether the two sides are in namespaces of our own.
@@ -395,6 +420,24 @@ impl Places {
         side: Side,
         number: usize,
     ) -> Result<ChildGuard> {
+        let (leads, answers) = match work {
+            Work::Paired { .. } | Work::OnDemand { .. } => (2 * number, 2 * number + 1),
+            _ => (number, work.leaders() as usize),
+        };
+        let ends = if side == Side::First { [leads, answers] } else { [answers, leads] };
+        self.start_at(link, work, side, ends, ends[0])
+    }
+
+    /// Starts one process in the container `at`. `own` and `peer` are the containers that have its
+    /// address and its peer's.
+    pub(super) fn start_at(
+        &self,
+        link: Link,
+        work: &Work,
+        side: Side,
+        [own, peer]: [usize; 2],
+        at: usize,
+    ) -> Result<ChildGuard> {
         let place = match (&self.hardware, work.is_hardware()) {
             (Some(hardware), true) => hardware,
             _ if link.is_plain() => &self.software,
@@ -403,11 +446,6 @@ impl Places {
                 .get(&(link, work.namespaces()))
                 .ok_or_else(|| Failure::Failed(format!("the link {} is not there", link.name())))?,
         };
-        let (leads, answers) = match work {
-            Work::Paired { .. } => (2 * number, 2 * number + 1),
-            _ => (number, work.leaders() as usize),
-        };
-        let [own, peer] = if side == Side::First { [leads, answers] } else { [answers, leads] };
         let (local, remote) = (place.address(own), place.address(peer));
         let (core, urgent) = (work.core(side, self.swapped), self.urgent);
         let limit = self.limit(work).as_secs_f64();
@@ -415,14 +453,14 @@ impl Places {
         let job = serde_json::to_string(&job).expect("a job is JSON");
         let mut command = Command::new(&self.program);
         command.args(["measure-worker", "--job", &job]).stdin(match work {
-            // Its other end says when to count.
-            Work::Paired { .. } => Stdio::piped(),
+            // Its other end says when to count, or how much to send.
+            Work::Paired { .. } | Work::OnDemand { .. } => Stdio::piped(),
             _ => Stdio::null(),
         });
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let agent = self.agent.as_ref().filter(|_| work.is_handed());
         command.envs(agent.map(|agent| (AGENT_VARIABLE, agent.socket())));
-        place.spawn(own, &mut command)
+        place.spawn(at, &mut command)
     }
 }
 
