@@ -8,13 +8,17 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
+use rocinante::device::Backend;
 use rocinante::{Context, Cq, Pd, PreparedQp};
 use serde::{Deserialize, Serialize};
 
 use crate::workers::resident;
 use rocinante_cli::output::{Failure, Output, Result};
-use rocinante_cli::session::{OpenArgs, address};
+use rocinante_cli::session::{Netdev, OpenArgs, address};
 use rocinante_lab::{LabConfig, Pair, kill_children_on_signal};
+
+/// The port by default.
+const PORT: u16 = 18515;
 
 /// Measure the connection manager: connections made and ended per second, held at once, and their
 /// memory
@@ -40,7 +44,7 @@ pub struct Args {
     #[command(flatten)]
     device: OpenArgs,
     /// Port of the connection manager
-    #[arg(short, long, default_value_t = 18515, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(short, long, default_value_t = PORT, value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
     /// How long connections are made and ended, in seconds
     #[arg(short = 'D', long, value_name = "SECONDS", default_value_t = 2.0)]
@@ -95,20 +99,20 @@ struct Memory {
 
 /// The result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Report {
+pub(crate) struct Report {
     netdev: String,
     seconds: f64,
     /// Connections made and ended in that time, each from creating the queue pair to destroying it.
     connections: u64,
-    connections_per_s: f64,
+    pub(crate) connections_per_s: f64,
     /// Time from before the request is sent until the connection is established, with `at_a_time`
     /// in progress; microseconds.
-    connect_us_p50: f64,
+    pub(crate) connect_us_p50: f64,
     connect_us_p99: f64,
     /// Number of connections held at once.
     held: u32,
     /// Time until all of them were established, in seconds.
-    held_after_s: f64,
+    pub(crate) held_after_s: f64,
     client: Memory,
     server: Memory,
     /// Messages that either side retransmitted.
@@ -151,7 +155,10 @@ pub fn run(args: &Args) -> ExitCode {
     }
     let result = match args.host {
         Some(host) => asks::ask(args, host, out),
-        None => in_a_lab(args, out),
+        None => in_a_lab(args).map(|(report, notes)| {
+            out.note(notes);
+            report
+        }),
     };
     if let Ok(report) = &result {
         report.print(out);
@@ -173,8 +180,20 @@ impl Args {
 /// client that is gone.
 const ENDS_AFTER: Duration = Duration::from_secs(30);
 
-/// Runs both sides, each in a process and a namespace of its own.
-fn in_a_lab(args: &Args, out: Output) -> Result<Report> {
+/// Connections of the device in software over this backend, in a lab: made and ended for this many
+/// seconds, and this many held at once.
+pub(crate) fn of_backend(backend: Backend, seconds: f64, connections: u32) -> Result<Report> {
+    let device = OpenArgs { netdev: Some(Netdev::Only(backend)), name: None, shards: None };
+    let (host, bind) = (None, None);
+    let (port, at_a_time, depth, json, server) = (PORT, 32, 16, true, false);
+    let args =
+        Args { host, server, bind, device, port, seconds, at_a_time, connections, depth, json };
+    in_a_lab(&args).map(|(report, _)| report)
+}
+
+/// Runs both sides, each in a process and a namespace of its own. Returns also the notes of the
+/// client.
+fn in_a_lab(args: &Args) -> Result<(Report, String)> {
     let failed = |error: &dyn std::fmt::Display| Failure::Failed(error.to_string());
     kill_children_on_signal().map_err(|error| failed(&error))?;
     let config = LabConfig { ipv6: false, ..LabConfig::default() };
@@ -213,8 +232,8 @@ fn in_a_lab(args: &Args, out: Output) -> Result<Report> {
             return Err(Failure::Failed(why));
         }
     }
-    out.note(one_line(&asked.stderr));
-    serde_json::from_slice(&asked.stdout).map_err(|error| failed(&error))
+    let report = serde_json::from_slice(&asked.stdout).map_err(|error| failed(&error))?;
+    Ok((report, one_line(&asked.stderr)))
 }
 
 /// Creates queue pairs.

@@ -27,7 +27,9 @@ pub(crate) use job::{Device, Outcome, Traffic, Work};
 pub use job::{WorkerArgs, run_worker};
 pub(crate) use load::Loaded;
 pub use measure::{Figure, Measure, Step};
-pub(crate) use on_demand::{Errand, Sent};
+#[cfg(test)]
+pub(crate) use on_demand::Opened;
+pub(crate) use on_demand::{Errand, Ready, Sent};
 pub(crate) use ours::{Posting, depth, jain};
 #[cfg(test)]
 pub(crate) use pairs::Paired;

@@ -13,6 +13,7 @@ pub(super) enum Experiment {
     Isolation,
     Starvation,
     Failure,
+    Start,
 }
 
 /// An event that disturbs a connection. Its place in [`Event::ALL`] is the `x` of its rows.
@@ -52,7 +53,7 @@ impl Event {
 }
 
 impl Experiment {
-    pub(super) const ALL: [Self; 7] = [
+    pub(super) const ALL: [Self; 8] = [
         Self::Size,
         Self::Scale,
         Self::Load,
@@ -60,6 +61,7 @@ impl Experiment {
         Self::Isolation,
         Self::Starvation,
         Self::Failure,
+        Self::Start,
     ];
 
     pub(super) const fn name(self) -> &'static str {
@@ -71,6 +73,7 @@ impl Experiment {
             Self::Isolation => "isolation",
             Self::Starvation => "starvation",
             Self::Failure => "failure",
+            Self::Start => "start",
         }
     }
 
@@ -108,6 +111,14 @@ impl Experiment {
                  the error, have moved a message. A move in a mode with an agent is not measured: \
                  it takes an agent on each host."
             }
+            Self::Start => {
+                "Programs that start at once, each in a container of its own, in pairs. first \
+                 byte: from the start of the first program until a pair has moved a message. \
+                 attach: opening the device. The backends are those that the programs got. With \
+                 the fewest programs also: from making two containers and their host to the first \
+                 byte; connections that are made and ended, 32 at a time (TCP: one at a time); \
+                 1,000 held at once."
+            }
             Self::Load => {
                 "Latency against offered load, open loop: reads of 4 KiB at planned times, which \
                  latency counts from. Over TCP a process answers."
@@ -125,6 +136,7 @@ impl Experiment {
             Self::Isolation => "neighbours",
             Self::Starvation => "busy loops",
             Self::Failure => "event",
+            Self::Start => "programs",
         }
     }
 
@@ -152,9 +164,12 @@ impl Experiment {
         let of_containers = mode.link == BRIDGE && !mode.is_kernel() && !spins;
         match self {
             Self::Size => true,
-            Self::Scale | Self::ManyToOne | Self::Isolation | Self::Starvation | Self::Failure => {
-                of_containers
-            }
+            Self::Scale
+            | Self::ManyToOne
+            | Self::Isolation
+            | Self::Starvation
+            | Self::Failure
+            | Self::Start => of_containers,
             Self::Load => !matches!(mode.carrier, Carrier::Tcp { spin: false } | Carrier::Iperf3),
         }
     }

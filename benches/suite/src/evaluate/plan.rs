@@ -70,6 +70,19 @@ impl Mode {
         matches!(self.carrier, Carrier::Tcp { .. } | Carrier::Iperf3)
     }
 
+    /// Whether processes open the device in software by rights of their own.
+    pub(super) const fn is_plain_verbs(&self) -> bool {
+        matches!(self.carrier, Carrier::Verbs(Provider::Udp | Provider::Packet | Provider::Afxdp))
+    }
+
+    /// The name of its backend, if it is the device in software.
+    pub(super) fn backend(&self) -> Option<String> {
+        match self.carrier {
+            Carrier::Verbs(provider) => provider.backend_name(),
+            _ => None,
+        }
+    }
+
     /// Whether an agent opens its ports.
     pub(super) const fn is_handed(&self) -> bool {
         matches!(self.carrier, Carrier::Verbs(Provider::Handed | Provider::HandedAfxdp))
@@ -89,6 +102,9 @@ pub(super) struct Choice {
 
 /// The most pairs: their containers, and the probe's, are on one bridge.
 pub(super) const PAIRS_MAX: u64 = 100;
+
+/// The fewest programs that start at once.
+pub(super) const PROGRAMS_MIN: u64 = 2;
 
 /// The most neighbours of a probe.
 const NEIGHBOURS_MAX: u64 = 8;
@@ -116,6 +132,8 @@ pub(super) const fn seconds(experiment: Experiment, quick: bool) -> f64 {
         (Experiment::Isolation | Experiment::Starvation, false) => 1.0,
         // The longest wait for an error.
         (Experiment::Failure, _) => 5.0,
+        (Experiment::Start, true) => 0.3,
+        (Experiment::Start, false) => 1.0,
         (Experiment::Load, true) => 0.15,
         (Experiment::Load, false) => 0.5,
     }
@@ -185,6 +203,14 @@ impl Choice {
                 let all = (0..).zip(Event::ALL).filter(|(_, event)| has(event));
                 all.map(|(x, _)| vec![x]).collect()
             }
+            Experiment::Start => {
+                let all: &[u64] = match (self.is_short(), self.quick) {
+                    (true, _) => &[20],
+                    (_, true) => &[PROGRAMS_MIN, 20],
+                    _ => &[PROGRAMS_MIN, 20, 100, 200],
+                };
+                all.iter().map(|programs| vec![*programs]).collect()
+            }
             Experiment::Load => {
                 let all: &[u64] =
                     if self.quick { &[10, 50, 90] } else { &[10, 25, 50, 75, 90, 95] };
@@ -196,7 +222,7 @@ impl Choice {
     /// How often an experiment is measured. Its processes take long to start where there are many.
     const fn rounds(&self, experiment: Experiment) -> u32 {
         match (self.quick, experiment) {
-            (true, _) | (_, Experiment::Scale) => 1,
+            (true, _) | (_, Experiment::Scale | Experiment::Start) => 1,
             (_, Experiment::Starvation | Experiment::Failure) => 2,
             _ => 3,
         }
@@ -233,11 +259,13 @@ impl Choice {
 }
 
 /// The containers that cells need: two of each pair, and two of the probe; or the senders and one
-/// receiver.
+/// receiver; or one for each program.
 pub(super) fn containers(cells: &[Cell]) -> u64 {
     let senders = cells.iter().filter(|cell| cell.experiment == Experiment::ManyToOne);
     let senders = senders.flat_map(|cell| cell.xs.iter().copied()).max().unwrap_or(0);
-    (2 * pairs_max(cells) + 2).max(senders + 1)
+    let programs = cells.iter().filter(|cell| cell.experiment == Experiment::Start);
+    let programs = programs.flat_map(|cell| cell.xs.iter().copied()).max().unwrap_or(0);
+    (2 * pairs_max(cells) + 2).max(senders + 1).max(programs)
 }
 
 /// The most pairs of containers that are measured at once.
@@ -268,6 +296,11 @@ impl Cell {
                     _ => 1.2,
                 };
                 self.xs.iter().map(of).sum()
+            }
+            (Experiment::Start, _) => {
+                let few = self.xs.contains(&PROGRAMS_MIN);
+                let connections = if few { each + 1.5 } else { 0.0 };
+                0.3 + 0.06 * self.xs.iter().sum::<u64>() as f64 + connections
             }
             (Experiment::ManyToOne, _) => each + 0.4 + 0.04 * self.xs.iter().sum::<u64>() as f64,
             (Experiment::Scale, _) => each + 0.5 + 0.1 * self.xs.iter().sum::<u64>() as f64,

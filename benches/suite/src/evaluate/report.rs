@@ -22,8 +22,8 @@ use crate::goal;
 const TITLE: &str = "A study of this machine";
 
 /// The plots: an experiment and a figure over its points, and the file.
-const PLOTS: [(Experiment, &str, &str); 15] = {
-    use Experiment::{Isolation, Load, ManyToOne, Scale, Size, Starvation};
+const PLOTS: [(Experiment, &str, &str); 16] = {
+    use Experiment::{Isolation, Load, ManyToOne, Scale, Size, Start, Starvation};
     [
         (Size, "write_gbps", "Throughput of WRITEs, and of TCP's streams"),
         (Size, "send_gbps", "Throughput of SENDs"),
@@ -40,6 +40,7 @@ const PLOTS: [(Experiment, &str, &str); 15] = {
         (ManyToOne, "sum_gbps", "All senders to one receiver"),
         (Isolation, "probe_p99_us", "A probe beside neighbours at full rate, 99 %"),
         (Starvation, "sum_u18_gbps", "A pair beside busy loops, ACK timeout 18"),
+        (Start, "first_byte_last_ms", "From the first start until the last pair moved a message"),
     ]
 };
 
@@ -226,6 +227,7 @@ fn chart(
         Experiment::Isolation => X::Few("neighbours at full rate"),
         Experiment::Starvation => X::Few("busy loops"),
         Experiment::Failure => X::Few("event"),
+        Experiment::Start => X::Count("programs"),
     };
     let samples = match (counts.first(), counts.last()) {
         (Some(1), Some(1)) => "1 sample".to_owned(),

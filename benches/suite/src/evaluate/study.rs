@@ -2,6 +2,7 @@
 
 mod failure;
 mod size;
+mod start;
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
@@ -170,6 +171,11 @@ impl Study {
                 let patience = Duration::from_secs_f64(seconds);
                 let of = |&x| Ok((x, failure::measure(places, &args, &work, x, patience)?));
                 cell.xs.iter().map(of).collect()
+            }
+            (Experiment::Start, Some(traffic)) => {
+                let work = on_demand(traffic, mtu, SMALL);
+                let how = start::How { args: &args, mode: cell.mode, work: &work, seconds };
+                cell.xs.iter().map(|&x| Ok((x, start::measure(places, &how, x)?))).collect()
             }
             (Experiment::Load, Some(traffic)) => {
                 let (size, percents) = (ANSWER, cell.xs.clone());

@@ -259,6 +259,15 @@ impl Places {
         }
     }
 
+    /// The container at `index` that is joined with others by a link that is
+    /// [`prepare`](Self::prepare)d. Error: the places are of another kind.
+    pub(crate) fn container(&self, link: Link, index: usize) -> Result<&Container> {
+        let place =
+            if link.is_plain() { Some(&self.software) } else { self.others.get(&(link, 2)) };
+        let container = place.and_then(|place| place.containers().get(index));
+        container.ok_or_else(|| Failure::Failed("there are no containers of our own".into()))
+    }
+
     /// Whether the two sides are in namespaces of our own.
     pub(crate) const fn are_own(&self) -> bool {
         !matches!(self.software, Place::Here { .. })
