@@ -1,7 +1,7 @@
 //! The parts of the `rocinante` command that tests and benchmarks share.
 //!
 //! - [`demo`] shows all features.
-//! - [`policy`] shows which rules bind which backend.
+//! - [`policy`] shows which rules bind which backend. Its processes in containers are [`worker`]s.
 //! - [`devices`] lists the devices that can be opened.
 //! - [`run`] starts programs of others on our libibverbs.
 //! - [`pingpong`] and [`perf`] work between two processes that meet through [`session`].
@@ -35,5 +35,5 @@ pub mod stat;
 pub mod ticks;
 pub mod top;
 pub mod turns;
-mod worker;
+pub mod worker;
 mod workers;

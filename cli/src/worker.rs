@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A process of demo or policy-check in a container (started by these commands)
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// The address of this container
     #[arg(long)]
     address: IpAddr,
@@ -39,7 +39,8 @@ pub(crate) struct Args {
 }
 
 /// Carries out requests until standard input ends.
-pub(crate) fn run(args: &Args) -> ExitCode {
+#[must_use]
+pub fn run(args: &Args) -> ExitCode {
     args.core.into_iter().for_each(cores::bind);
     exit_with_parent();
     match apply_all(args) {

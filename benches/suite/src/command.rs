@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use rocinante_cli::ending::handle_signals;
+use rocinante_cli::{policy, worker};
+use rocinante_lab::exit_with_parent;
 
 use crate::{bench, cm, compare, evaluate, workers};
 
@@ -24,6 +26,11 @@ enum Command {
     Evaluate(evaluate::Args),
     #[command(hide = true)]
     MeasureWorker(workers::WorkerArgs),
+    /// The verdicts of a study
+    #[command(hide = true)]
+    PolicyCheck(policy::Args),
+    #[command(hide = true)]
+    LabWorker(worker::Args),
 }
 
 /// Runs the command line `args`. Its first word is the program's name. Ends the process if the
@@ -42,5 +49,10 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
         Some(Command::Evaluate(args)) => evaluate::run(&args),
         Some(Command::MeasureWorker(args)) => workers::run_worker(&args),
+        Some(Command::PolicyCheck(args)) => {
+            exit_with_parent();
+            policy::run(&args)
+        }
+        Some(Command::LabWorker(args)) => worker::run(&args),
     }
 }

@@ -3,6 +3,10 @@
 use super::plan::{BRIDGE, Carrier, Mode};
 use crate::chart::bytes;
 
+/// The `x` of the rows of `control` that are of no asked rate.
+pub(super) const VERDICTS: u64 = 0;
+pub(super) const RULES: u64 = 1;
+
 /// Measurements over one quantity, `x`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Experiment {
@@ -14,6 +18,7 @@ pub(super) enum Experiment {
     Starvation,
     Failure,
     Start,
+    Control,
 }
 
 /// An event that disturbs a connection. Its place in [`Event::ALL`] is the `x` of its rows.
@@ -53,7 +58,7 @@ impl Event {
 }
 
 impl Experiment {
-    pub(super) const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 9] = [
         Self::Size,
         Self::Scale,
         Self::Load,
@@ -62,6 +67,7 @@ impl Experiment {
         Self::Starvation,
         Self::Failure,
         Self::Start,
+        Self::Control,
     ];
 
     pub(super) const fn name(self) -> &'static str {
@@ -74,6 +80,7 @@ impl Experiment {
             Self::Starvation => "starvation",
             Self::Failure => "failure",
             Self::Start => "start",
+            Self::Control => "control",
         }
     }
 
@@ -119,6 +126,12 @@ impl Experiment {
                  byte; connections that are made and ended, 32 at a time (TCP: one at a time); \
                  1,000 held at once."
             }
+            Self::Control => {
+                "verdicts: the controls of `rocinante policy-check`, with how many act as \
+                 documented. 100 rules: what a pair carries without rules on the bridge, and with \
+                 a hundred that each packet passes. Else a token bucket towards the receiver: the \
+                 rate on the wire that it let pass, by its own counter, and that by the rate asked."
+            }
             Self::Load => {
                 "Latency against offered load, open loop: reads of 4 KiB at planned times, which \
                  latency counts from. Over TCP a process answers."
@@ -137,6 +150,7 @@ impl Experiment {
             Self::Starvation => "busy loops",
             Self::Failure => "event",
             Self::Start => "programs",
+            Self::Control => "Mb/s asked",
         }
     }
 
@@ -149,13 +163,16 @@ impl Experiment {
             },
             Self::Load => format!("{x} %"),
             Self::Failure => Event::of(x).map_or_else(|| x.to_string(), |it| it.name().into()),
+            Self::Control if x == VERDICTS => "verdicts".into(),
+            Self::Control if x == RULES => "100 rules".into(),
+            Self::Control => format!("{x} Mb/s"),
             _ => format!("{x} {}", self.x()),
         }
     }
 
     /// Whether it runs pairs of containers.
     pub(super) const fn is_paired(self) -> bool {
-        matches!(self, Self::Scale | Self::Isolation | Self::Starvation)
+        matches!(self, Self::Scale | Self::Isolation | Self::Starvation | Self::Control)
     }
 
     /// Whether it has this mode. Many processes that spin would measure the scheduler.
@@ -169,7 +186,8 @@ impl Experiment {
             | Self::Isolation
             | Self::Starvation
             | Self::Failure
-            | Self::Start => of_containers,
+            | Self::Start
+            | Self::Control => of_containers,
             Self::Load => !matches!(mode.carrier, Carrier::Tcp { spin: false } | Carrier::Iperf3),
         }
     }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::experiment::{Event, Experiment};
+use super::experiment::{Event, Experiment, RULES, VERDICTS};
 use crate::workers::{Link, Provider};
 
 /// The way in which the two sides of a measurement reach each other.
@@ -133,7 +133,8 @@ pub(super) const fn seconds(experiment: Experiment, quick: bool) -> f64 {
         // The longest wait for an error.
         (Experiment::Failure, _) => 5.0,
         (Experiment::Start, true) => 0.3,
-        (Experiment::Start, false) => 1.0,
+        (Experiment::Control, true) => 0.6,
+        (Experiment::Start | Experiment::Control, false) => 1.0,
         (Experiment::Load, true) => 0.15,
         (Experiment::Load, false) => 0.5,
     }
@@ -211,6 +212,15 @@ impl Choice {
                 };
                 all.iter().map(|programs| vec![*programs]).collect()
             }
+            Experiment::Control => {
+                let all: &[u64] = match (self.is_short(), self.quick) {
+                    (true, _) => &[100],
+                    (_, true) => &[VERDICTS, 100],
+                    _ => &[VERDICTS, RULES, 10, 100, 1000, 10_000],
+                };
+                let has = |x: &&u64| **x != VERDICTS || mode.is_plain_verbs();
+                all.iter().filter(has).map(|x| vec![*x]).collect()
+            }
             Experiment::Load => {
                 let all: &[u64] =
                     if self.quick { &[10, 50, 90] } else { &[10, 25, 50, 75, 90, 95] };
@@ -222,7 +232,7 @@ impl Choice {
     /// How often an experiment is measured. Its processes take long to start where there are many.
     const fn rounds(&self, experiment: Experiment) -> u32 {
         match (self.quick, experiment) {
-            (true, _) | (_, Experiment::Scale | Experiment::Start) => 1,
+            (true, _) | (_, Experiment::Scale | Experiment::Start | Experiment::Control) => 1,
             (_, Experiment::Starvation | Experiment::Failure) => 2,
             _ => 3,
         }
@@ -301,6 +311,11 @@ impl Cell {
                 let few = self.xs.contains(&PROGRAMS_MIN);
                 let connections = if few { each + 1.5 } else { 0.0 };
                 0.3 + 0.06 * self.xs.iter().sum::<u64>() as f64 + connections
+            }
+            (Experiment::Control, _) => {
+                let verdicts = if quick { 3.0 } else { 60.0 };
+                let of = |x: &u64| if *x == VERDICTS { verdicts } else { each + 0.8 };
+                self.xs.iter().map(of).sum()
             }
             (Experiment::ManyToOne, _) => each + 0.4 + 0.04 * self.xs.iter().sum::<u64>() as f64,
             (Experiment::Scale, _) => each + 0.5 + 0.1 * self.xs.iter().sum::<u64>() as f64,

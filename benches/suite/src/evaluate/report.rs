@@ -22,8 +22,8 @@ use crate::goal;
 const TITLE: &str = "A study of this machine";
 
 /// The plots: an experiment and a figure over its points, and the file.
-const PLOTS: [(Experiment, &str, &str); 16] = {
-    use Experiment::{Isolation, Load, ManyToOne, Scale, Size, Start, Starvation};
+const PLOTS: [(Experiment, &str, &str); 17] = {
+    use Experiment::{Control, Isolation, Load, ManyToOne, Scale, Size, Start, Starvation};
     [
         (Size, "write_gbps", "Throughput of WRITEs, and of TCP's streams"),
         (Size, "send_gbps", "Throughput of SENDs"),
@@ -41,6 +41,7 @@ const PLOTS: [(Experiment, &str, &str); 16] = {
         (Isolation, "probe_p99_us", "A probe beside neighbours at full rate, 99 %"),
         (Starvation, "sum_u18_gbps", "A pair beside busy loops, ACK timeout 18"),
         (Start, "first_byte_last_ms", "From the first start until the last pair moved a message"),
+        (Control, "reached_gbps", "The rate reached behind a token bucket"),
     ]
 };
 
@@ -228,6 +229,7 @@ fn chart(
         Experiment::Starvation => X::Few("busy loops"),
         Experiment::Failure => X::Few("event"),
         Experiment::Start => X::Count("programs"),
+        Experiment::Control => X::Count("Mb/s asked"),
     };
     let samples = match (counts.first(), counts.last()) {
         (Some(1), Some(1)) => "1 sample".to_owned(),

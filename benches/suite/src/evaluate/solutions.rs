@@ -3,7 +3,7 @@
 
 use rocinante_cli::output::digits;
 
-use super::experiment::Experiment;
+use super::experiment::{Experiment, VERDICTS};
 use super::judge::{Seen, with_unit};
 use super::report::{Anchor, Block};
 
@@ -27,14 +27,20 @@ const UNKNOWN: &str = "unknown";
 /// The words of measured cells: the first whose bound a value keeps.
 ///
 /// Isolation is a probe's 99th percentile beside the most neighbours at full rate, by that alone;
-/// fairness is Jain's index of the most pairs.
+/// fairness is Jain's index of the most pairs; control is how far the rate behind a token bucket of
+/// [`ASKED`] Mb/s is from that.
 const ISOLATION: [(f64, &str); 3] = [(1.5, "strong"), (4.0, "fair"), (f64::INFINITY, "weak")];
+const CONTROL: [(f64, &str); 3] = [(0.02, "exact"), (0.1, "close"), (f64::INFINITY, "loose")];
 const FAIRNESS: [(f64, &str); 3] = [(0.95, "even"), (0.8, "uneven"), (0.0, "unfair")];
+
+/// Mb/s.
+const ASKED: u64 = 100;
 
 /// The same, for readers.
 pub(super) const THRESHOLDS: &str = "Words of measured cells: a probe's p99 beside the most \
     neighbours at full rate, by that of the probe alone, is strong up to 1.5, fair up to 4, else \
-    weak. Jain's index of the most pairs is even from 0.95, uneven from 0.8, else unfair. \
+    weak. Jain's index of the most pairs is even from 0.95, uneven from 0.8, else unfair. The \
+    rate behind a token bucket of 100 Mb/s is exact within 2 %, close within 10 %, else loose. \
     Published figures are of other machines, with cards: they stand in no comparison with measured \
     ones.";
 
@@ -159,7 +165,7 @@ pub(super) fn table(seen: Seen<'_>) -> Block {
 
 /// The cells of a mode. Those that rows have lead to them.
 fn cells(seen: Seen<'_>, mode: &str) -> Vec<Anchor> {
-    use Experiment::{Isolation, Scale, Size};
+    use Experiment::{Control, Isolation, Scale, Size};
     let value = |experiment, x, figure| {
         let (spread, _) = seen.spread(experiment, mode, x, figure)?;
         Some(spread.median)
@@ -176,6 +182,15 @@ fn cells(seen: Seen<'_>, mode: &str) -> Vec<Anchor> {
         let cpu = value(Scale, 1, "cpu_s_per_gb")?;
         let memory = value(Scale, 1, "process_mib")?;
         Some(format!("{}, {}", with_unit(cpu, "cpu_s_per_gb"), with_unit(memory, "process_mib")))
+    };
+    let control = || {
+        let of = value(Control, ASKED, "of_asked")?;
+        let word = CONTROL.iter().find(|(bound, _)| (of - 1.0).abs() <= *bound)?.1;
+        let verdicts = value(Control, VERDICTS, "as_documented")
+            .zip(value(Control, VERDICTS, "controls"))
+            .map(|(documented, all)| format!("; {documented} of {all} controls as documented"));
+        let rate = format!("{word}: {} of {ASKED} Mb/s", digits(of * ASKED as f64));
+        Some(rate + &verdicts.unwrap_or_default())
     };
     let size = |x, figure| Some(with_unit(value(Size, x, figure)?, figure));
     let scale = || {
@@ -198,7 +213,7 @@ fn cells(seen: Seen<'_>, mode: &str) -> Vec<Anchor> {
     };
     vec![
         link(Isolation, isolation()),
-        Anchor::none("netfilter, tc: `rocinante policy-check`"),
+        link(Control, control()),
         link(Scale, resources()),
         link(Size, size(1 << 20, "write_gbps")),
         link(Size, size(64, "p50_us")),
@@ -233,6 +248,24 @@ mod tests {
             let published = row[1].text.starts_with("*published*: ");
             assert!(published != (row[1].text == "*measured* here"), "{row:?}");
             assert!(row.iter().all(|cell| cell.to.is_none()), "no rows to lead to: {row:?}");
+        }
+    }
+
+    #[test]
+    fn control_is_of_its_rows() {
+        let of = |reached| {
+            let rows = [
+                row("control", "udp", 0, &[("controls", 46.0), ("as_documented", 45.0)]),
+                row("control", "udp", ASKED, &[("of_asked", reached)]),
+            ];
+            let rows = rows_of(table(Seen(&rows)));
+            let row = rows.into_iter().find(|row| row[0].text == "udp").unwrap();
+            assert_eq!(row[3].to.as_deref(), Some("rows-control"));
+            row[3].text.clone()
+        };
+        for (reached, word) in [(0.99, "exact: 99.0"), (1.05, "close: 105"), (0.5, "loose: 50.0")] {
+            let control = format!("{word} of 100 Mb/s; 45 of 46 controls as documented");
+            assert_eq!(of(reached), control);
         }
     }
 

@@ -1,5 +1,6 @@
 //! Measures the cells of a study.
 
+mod control;
 mod failure;
 mod size;
 mod start;
@@ -176,6 +177,11 @@ impl Study {
                 let work = on_demand(traffic, mtu, SMALL);
                 let how = start::How { args: &args, mode: cell.mode, work: &work, seconds };
                 cell.xs.iter().map(|&x| Ok((x, start::measure(places, &how, x)?))).collect()
+            }
+            (Experiment::Control, Some(traffic)) => {
+                let pairs = Pairs::new(traffic, mtu, seconds);
+                let of = |&x| Ok((x, control::measure(places, cell.mode, &pairs, x, quick)?));
+                cell.xs.iter().map(of).collect()
             }
             (Experiment::Load, Some(traffic)) => {
                 let (size, percents) = (ANSWER, cell.xs.clone());
@@ -409,6 +415,7 @@ fn plausible(figures: &Figures) -> Result {
             name if name == "uid" => f64::from(u32::MAX),
             // No memory moves faster.
             name if name.ends_with("_gbps") => 1e4,
+            name if name.starts_with("of_") => 1e2,
             name if name.ends_with("_mops") => 1e3,
             _ => 1e9,
         };
