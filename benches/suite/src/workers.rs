@@ -19,6 +19,7 @@ mod pairs;
 mod peers;
 mod place;
 mod provider;
+mod rate;
 mod raw;
 
 pub(crate) use cost::{Ticks, resident};

@@ -19,6 +19,7 @@ pub(super) enum Experiment {
     Failure,
     Start,
     Control,
+    Rate,
 }
 
 /// An event that disturbs a connection. Its place in [`Event::ALL`] is the `x` of its rows.
@@ -58,7 +59,7 @@ impl Event {
 }
 
 impl Experiment {
-    pub(super) const ALL: [Self; 9] = [
+    pub(super) const ALL: [Self; 10] = [
         Self::Size,
         Self::Scale,
         Self::Load,
@@ -68,6 +69,7 @@ impl Experiment {
         Self::Failure,
         Self::Start,
         Self::Control,
+        Self::Rate,
     ];
 
     pub(super) const fn name(self) -> &'static str {
@@ -81,6 +83,7 @@ impl Experiment {
             Self::Failure => "failure",
             Self::Start => "start",
             Self::Control => "control",
+            Self::Rate => "rate",
         }
     }
 
@@ -132,6 +135,10 @@ impl Experiment {
                  a hundred that each packet passes. Else a token bucket towards the receiver: the \
                  rate on the wire that it let pass, by its own counter, and that by the rate asked."
             }
+            Self::Rate => {
+                "WRITEs of 64 B at the highest rate, of 1 to 8 threads that share the queue pairs. \
+                 TCP has streams, whose messages are calls."
+            }
             Self::Load => {
                 "Latency against offered load, open loop: reads of 4 KiB at planned times, which \
                  latency counts from. Over TCP a process answers."
@@ -151,6 +158,7 @@ impl Experiment {
             Self::Failure => "event",
             Self::Start => "programs",
             Self::Control => "Mb/s asked",
+            Self::Rate => "queue pairs",
         }
     }
 
@@ -188,6 +196,7 @@ impl Experiment {
             | Self::Failure
             | Self::Start
             | Self::Control => of_containers,
+            Self::Rate => of_containers || mode.is_kernel(),
             Self::Load => !matches!(mode.carrier, Carrier::Tcp { spin: false } | Carrier::Iperf3),
         }
     }

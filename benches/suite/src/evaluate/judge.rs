@@ -92,8 +92,8 @@ fn without_rights(mode: &Mode) -> bool {
 
 /// The table behind the report's first page. In each line the best mode wins, and those within
 /// [`AS_GOOD`] of it are as good.
-pub(super) static QUESTIONS: [Question; 10] = {
-    use Experiment::{Failure, Load, Scale, Size};
+pub(super) static QUESTIONS: [Question; 11] = {
+    use Experiment::{Failure, Load, Rate, Scale, Size};
     [
         question("small messages, soon", Size, SMALL, "p50_us", false, on_one_host),
         question("… and always soon", Size, SMALL, "p99_us", false, on_one_host),
@@ -106,6 +106,7 @@ pub(super) static QUESTIONS: [Question; 10] = {
         question("many containers at once", Scale, None, "sum_gbps", true, on_one_host),
         question("… for little processor", Scale, None, "cpu_s_per_gb", false, on_one_host),
         question("requests at half load", Load, Some(50), "p99_us", false, on_one_host),
+        question("most small messages", Rate, None, "1_thread_mops", true, on_one_host),
         question("work after a killed peer", Failure, Some(0), "again_ms", false, on_one_host),
     ]
 };

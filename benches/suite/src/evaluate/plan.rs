@@ -105,6 +105,8 @@ pub(super) const PAIRS_MAX: u64 = 100;
 
 /// The fewest programs that start at once.
 pub(super) const PROGRAMS_MIN: u64 = 2;
+/// Numbers of threads that share queue pairs.
+const THREADS: [u64; 4] = [1, 2, 4, 8];
 
 /// The most neighbours of a probe.
 const NEIGHBOURS_MAX: u64 = 8;
@@ -135,6 +137,8 @@ pub(super) const fn seconds(experiment: Experiment, quick: bool) -> f64 {
         (Experiment::Start, true) => 0.3,
         (Experiment::Control, true) => 0.6,
         (Experiment::Start | Experiment::Control, false) => 1.0,
+        (Experiment::Rate, true) => 0.1,
+        (Experiment::Rate, false) => 0.3,
         (Experiment::Load, true) => 0.15,
         (Experiment::Load, false) => 0.5,
     }
@@ -221,6 +225,14 @@ impl Choice {
                 let has = |x: &&u64| **x != VERDICTS || mode.is_plain_verbs();
                 all.iter().filter(has).map(|x| vec![*x]).collect()
             }
+            Experiment::Rate => {
+                let all: &[u64] = match (self.is_short(), self.quick) {
+                    (true, _) => &[16],
+                    (_, true) => &[1, 16],
+                    _ => &[1, 4, 16, 64],
+                };
+                all.iter().map(|qps| vec![*qps]).collect()
+            }
             Experiment::Load => {
                 let all: &[u64] =
                     if self.quick { &[10, 50, 90] } else { &[10, 25, 50, 75, 90, 95] };
@@ -233,7 +245,7 @@ impl Choice {
     const fn rounds(&self, experiment: Experiment) -> u32 {
         match (self.quick, experiment) {
             (true, _) | (_, Experiment::Scale | Experiment::Start | Experiment::Control) => 1,
-            (_, Experiment::Starvation | Experiment::Failure) => 2,
+            (_, Experiment::Starvation | Experiment::Failure | Experiment::Rate) => 2,
             _ => 3,
         }
     }
@@ -278,6 +290,12 @@ pub(super) fn containers(cells: &[Cell]) -> u64 {
     (2 * pairs_max(cells) + 2).max(senders + 1).max(programs)
 }
 
+/// The numbers of threads that share this many queue pairs.
+pub(super) fn threads(qps: u64, quick: bool) -> impl Iterator<Item = u64> {
+    let most = if quick { 2 } else { THREADS[3] };
+    THREADS.into_iter().filter(move |threads| *threads <= qps.min(most))
+}
+
 /// The most pairs of containers that are measured at once.
 fn pairs_max(cells: &[Cell]) -> u64 {
     let scales = cells.iter().filter(|cell| cell.experiment == Experiment::Scale);
@@ -315,6 +333,10 @@ impl Cell {
             (Experiment::Control, _) => {
                 let verdicts = if quick { 3.0 } else { 60.0 };
                 let of = |x: &u64| if *x == VERDICTS { verdicts } else { each + 0.8 };
+                self.xs.iter().map(of).sum()
+            }
+            (Experiment::Rate, _) => {
+                let of = |qps: &u64| threads(*qps, quick).count() as f64 * (each + 0.3);
                 self.xs.iter().map(of).sum()
             }
             (Experiment::ManyToOne, _) => each + 0.4 + 0.04 * self.xs.iter().sum::<u64>() as f64,

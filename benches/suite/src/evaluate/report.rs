@@ -22,8 +22,8 @@ use crate::goal;
 const TITLE: &str = "A study of this machine";
 
 /// The plots: an experiment and a figure over its points, and the file.
-const PLOTS: [(Experiment, &str, &str); 17] = {
-    use Experiment::{Control, Isolation, Load, ManyToOne, Scale, Size, Start, Starvation};
+const PLOTS: [(Experiment, &str, &str); 19] = {
+    use Experiment::{Control, Isolation, Load, ManyToOne, Rate, Scale, Size, Start, Starvation};
     [
         (Size, "write_gbps", "Throughput of WRITEs, and of TCP's streams"),
         (Size, "send_gbps", "Throughput of SENDs"),
@@ -42,6 +42,8 @@ const PLOTS: [(Experiment, &str, &str); 17] = {
         (Starvation, "sum_u18_gbps", "A pair beside busy loops, ACK timeout 18"),
         (Start, "first_byte_last_ms", "From the first start until the last pair moved a message"),
         (Control, "reached_gbps", "The rate reached behind a token bucket"),
+        (Rate, "1_thread_mops", "Messages of 64 B of one thread"),
+        (Rate, "8_threads_mops", "Messages of 64 B of eight threads"),
     ]
 };
 
@@ -230,6 +232,7 @@ fn chart(
         Experiment::Failure => X::Few("event"),
         Experiment::Start => X::Count("programs"),
         Experiment::Control => X::Count("Mb/s asked"),
+        Experiment::Rate => X::Count("queue pairs, or streams"),
     };
     let samples = match (counts.first(), counts.last()) {
         (Some(1), Some(1)) => "1 sample".to_owned(),

@@ -2,6 +2,7 @@
 
 mod control;
 mod failure;
+mod rate;
 mod size;
 mod start;
 
@@ -183,6 +184,10 @@ impl Study {
                 let of = |&x| Ok((x, control::measure(places, cell.mode, &pairs, x, quick)?));
                 cell.xs.iter().map(of).collect()
             }
+            (Experiment::Rate, Some(traffic)) => {
+                let how = rate::How { link: cell.mode.link, traffic, mtu, seconds, quick };
+                cell.xs.iter().map(|&x| Ok((x, rate::measure(places, &how, x)?))).collect()
+            }
             (Experiment::Load, Some(traffic)) => {
                 let (size, percents) = (ANSWER, cell.xs.clone());
                 let work = Work::Load { traffic, mtu, size, seconds, percents };
@@ -205,7 +210,8 @@ impl Study {
             return failed("it needs --devices with --local and --remote");
         }
         let sleeps = matches!(mode.carrier, Carrier::Tcp { spin: false } | Carrier::Iperf3);
-        let spins = matches!(experiment, Experiment::Size | Experiment::Load) && !sleeps;
+        let spins =
+            matches!(experiment, Experiment::Size | Experiment::Load | Experiment::Rate) && !sleeps;
         if self.session.machine.cpus < 2 && spins {
             return failed("both sides spin, which needs two processors: this machine has one");
         }

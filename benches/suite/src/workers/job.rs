@@ -19,7 +19,7 @@ use super::measure::{Figure, Measure, Step};
 use super::pairs::{self, Paired, Pairing};
 use super::peers::{Congestion, TcpMode};
 use super::raw::Carrier;
-use super::{fan_in, idle, on_demand, ours, peers, raw};
+use super::{fan_in, idle, on_demand, ours, peers, rate, raw};
 use rocinante_cli::cores;
 use rocinante_cli::measure::Side;
 use rocinante_cli::output::{Failure, Result};
@@ -63,6 +63,8 @@ pub(crate) enum Work {
     Paired { traffic: Traffic, mtu: u32, pairing: Pairing },
     /// Messages when they are asked for, one after the other.
     OnDemand { traffic: Traffic, mtu: u32, size: usize },
+    /// Small messages of several threads, each with connections of its own.
+    Rate { traffic: Traffic, mtu: u32, threads: u32, each: u32, step: Step },
     /// Requests at planned times, for each percentage of the highest rate.
     Load { traffic: Traffic, mtu: u32, size: usize, seconds: f64, percents: Vec<u64> },
     /// A TCP stream.
@@ -100,6 +102,7 @@ impl Work {
             | Self::FanIn { traffic: Traffic::Verbs(device), .. }
             | Self::Paired { traffic: Traffic::Verbs(device), .. }
             | Self::OnDemand { traffic: Traffic::Verbs(device), .. }
+            | Self::Rate { traffic: Traffic::Verbs(device), .. }
             | Self::Load { traffic: Traffic::Verbs(device), .. } => Some(device),
             _ => None,
         }
@@ -166,7 +169,7 @@ impl Work {
                 steps.iter().map(|step| step.seconds).sum()
             }
             Self::Raw { tasks, .. } => tasks.iter().map(|task| task.seconds).sum(),
-            Self::FanIn { step, .. } => step.seconds,
+            Self::FanIn { step, .. } | Self::Rate { step, .. } => step.seconds,
             Self::OnDemand { .. } => on_demand::SECONDS_MAX,
             Self::Paired { pairing, .. } => pairing.seconds,
             Self::Load { seconds, percents, .. } => load::seconds(*seconds, percents.len()),
@@ -195,7 +198,10 @@ impl Work {
     pub(super) fn core(&self, side: Side, swapped: bool) -> Option<usize> {
         match self {
             // More processes than cores: the scheduler decides, as it does for containers.
-            Self::FanIn { .. } | Self::Paired { .. } | Self::OnDemand { .. } => None,
+            Self::FanIn { .. }
+            | Self::Paired { .. }
+            | Self::OnDemand { .. }
+            | Self::Rate { .. } => None,
             Self::Verbs { steps, .. } if steps.iter().any(|step| step.measure.is_on_one_cpu()) => {
                 Some(usize::from(swapped))
             }
@@ -280,6 +286,10 @@ impl Job {
             }
             (Work::FanIn { mtu, step, .. }, ctx) => {
                 fan_in::send(ctx, self.remote, *mtu, step, exchange)?;
+            }
+            (Work::Rate { mtu, threads, each, step, .. }, ctx) => {
+                let size = (*mtu, *threads, *each);
+                figures.extend(rate::run(ctx, side, ends, size, step, exchange)?);
             }
             (Work::Verbs { .. }, None)
             | (Work::OnDemand { .. }, _)
