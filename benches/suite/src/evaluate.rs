@@ -51,7 +51,7 @@ pub struct Args {
     #[arg(long)]
     quick: bool,
     /// Only these experiments: size, scale, load, many_to_one, isolation, starvation, failure,
-    /// start, control, rate
+    /// start, control, rate, pressure
     #[arg(long, value_delimiter = ',', value_name = "EXPERIMENTS")]
     only: Vec<String>,
     /// Only these modes: a wrong name lists them all

@@ -30,7 +30,7 @@ pub(crate) use load::Loaded;
 pub use measure::{Figure, Measure, Step};
 #[cfg(test)]
 pub(crate) use on_demand::Opened;
-pub(crate) use on_demand::{Errand, Ready, Sent};
+pub(crate) use on_demand::{Errand, OnDemand, Ready, Sent};
 pub(crate) use ours::{Posting, depth, jain};
 #[cfg(test)]
 pub(crate) use pairs::Paired;

@@ -20,6 +20,7 @@ pub(super) enum Experiment {
     Start,
     Control,
     Rate,
+    Pressure,
 }
 
 /// An event that disturbs a connection. Its place in [`Event::ALL`] is the `x` of its rows.
@@ -59,7 +60,7 @@ impl Event {
 }
 
 impl Experiment {
-    pub(super) const ALL: [Self; 10] = [
+    pub(super) const ALL: [Self; 11] = [
         Self::Size,
         Self::Scale,
         Self::Load,
@@ -70,6 +71,7 @@ impl Experiment {
         Self::Start,
         Self::Control,
         Self::Rate,
+        Self::Pressure,
     ];
 
     pub(super) const fn name(self) -> &'static str {
@@ -84,6 +86,7 @@ impl Experiment {
             Self::Start => "start",
             Self::Control => "control",
             Self::Rate => "rate",
+            Self::Pressure => "pressure",
         }
     }
 
@@ -139,6 +142,13 @@ impl Experiment {
                 "WRITEs of 64 B at the highest rate, of 1 to 8 threads that share the queue pairs. \
                  TCP has streams, whose messages are calls."
             }
+            Self::Pressure => {
+                "Packets of one message and its acknowledgement or answer, both ways, on a link \
+                 without super-packets, and their bytes beside the payload, Ethernet headers \
+                 included, which the kernel leaves out of its counters for AF_XDP. Entries that the connection adds to the host's connection tracking and \
+                 to the sender's neighbours; addresses of a container, and its link-layer \
+                 addresses that the bridge has learnt."
+            }
             Self::Load => {
                 "Latency against offered load, open loop: reads of 4 KiB at planned times, which \
                  latency counts from. Over TCP a process answers."
@@ -149,7 +159,7 @@ impl Experiment {
     /// The name of its `x`.
     pub(super) const fn x(self) -> &'static str {
         match self {
-            Self::Size => "bytes",
+            Self::Size | Self::Pressure => "bytes",
             Self::Scale => "pairs",
             Self::Load => "% of its peak",
             Self::ManyToOne => "senders",
@@ -165,7 +175,7 @@ impl Experiment {
     /// A point of its `x`.
     pub(super) fn point(self, x: u64) -> String {
         match self {
-            Self::Size => match bytes(&(x as f64)) {
+            Self::Size | Self::Pressure => match bytes(&(x as f64)) {
                 size if size.ends_with('i') => size + "B",
                 size => size + " B",
             },
@@ -197,6 +207,8 @@ impl Experiment {
             | Self::Start
             | Self::Control => of_containers,
             Self::Rate => of_containers || mode.is_kernel(),
+            // The agent's ports send the same packets.
+            Self::Pressure => of_containers && !mode.is_handed(),
             Self::Load => !matches!(mode.carrier, Carrier::Tcp { spin: false } | Carrier::Iperf3),
         }
     }

@@ -139,6 +139,7 @@ pub(super) const fn seconds(experiment: Experiment, quick: bool) -> f64 {
         (Experiment::Start | Experiment::Control, false) => 1.0,
         (Experiment::Rate, true) => 0.1,
         (Experiment::Rate, false) => 0.3,
+        (Experiment::Pressure, _) => 0.0,
         (Experiment::Load, true) => 0.15,
         (Experiment::Load, false) => 0.5,
     }
@@ -233,6 +234,10 @@ impl Choice {
                 };
                 all.iter().map(|qps| vec![*qps]).collect()
             }
+            Experiment::Pressure => {
+                let all: &[u64] = if self.quick { &[65_536] } else { &[64, 4096, 65_536, 1 << 20] };
+                all.iter().map(|size| vec![*size]).collect()
+            }
             Experiment::Load => {
                 let all: &[u64] =
                     if self.quick { &[10, 50, 90] } else { &[10, 25, 50, 75, 90, 95] };
@@ -244,7 +249,11 @@ impl Choice {
     /// How often an experiment is measured. Its processes take long to start where there are many.
     const fn rounds(&self, experiment: Experiment) -> u32 {
         match (self.quick, experiment) {
-            (true, _) | (_, Experiment::Scale | Experiment::Start | Experiment::Control) => 1,
+            (true, _)
+            | (
+                _,
+                Experiment::Scale | Experiment::Start | Experiment::Control | Experiment::Pressure,
+            ) => 1,
             (_, Experiment::Starvation | Experiment::Failure | Experiment::Rate) => 2,
             _ => 3,
         }
@@ -339,6 +348,7 @@ impl Cell {
                 let of = |qps: &u64| threads(*qps, quick).count() as f64 * (each + 0.3);
                 self.xs.iter().map(of).sum()
             }
+            (Experiment::Pressure, _) => points,
             (Experiment::ManyToOne, _) => each + 0.4 + 0.04 * self.xs.iter().sum::<u64>() as f64,
             (Experiment::Scale, _) => each + 0.5 + 0.1 * self.xs.iter().sum::<u64>() as f64,
             (Experiment::Load, _) => 0.5 + each * (points + 1.0),

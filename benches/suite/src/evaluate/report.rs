@@ -22,8 +22,10 @@ use crate::goal;
 const TITLE: &str = "A study of this machine";
 
 /// The plots: an experiment and a figure over its points, and the file.
-const PLOTS: [(Experiment, &str, &str); 19] = {
-    use Experiment::{Control, Isolation, Load, ManyToOne, Rate, Scale, Size, Start, Starvation};
+const PLOTS: [(Experiment, &str, &str); 20] = {
+    use Experiment::{
+        Control, Isolation, Load, ManyToOne, Pressure, Rate, Scale, Size, Start, Starvation,
+    };
     [
         (Size, "write_gbps", "Throughput of WRITEs, and of TCP's streams"),
         (Size, "send_gbps", "Throughput of SENDs"),
@@ -44,6 +46,7 @@ const PLOTS: [(Experiment, &str, &str); 19] = {
         (Control, "reached_gbps", "The rate reached behind a token bucket"),
         (Rate, "1_thread_mops", "Messages of 64 B of one thread"),
         (Rate, "8_threads_mops", "Messages of 64 B of eight threads"),
+        (Pressure, "packets", "Packets of a message, both ways"),
     ]
 };
 
@@ -233,6 +236,7 @@ fn chart(
         Experiment::Start => X::Count("programs"),
         Experiment::Control => X::Count("Mb/s asked"),
         Experiment::Rate => X::Count("queue pairs, or streams"),
+        Experiment::Pressure => X::Bytes,
     };
     let samples = match (counts.first(), counts.last()) {
         (Some(1), Some(1)) => "1 sample".to_owned(),

@@ -165,7 +165,7 @@ pub(super) fn table(seen: Seen<'_>) -> Block {
 
 /// The cells of a mode. Those that rows have lead to them.
 fn cells(seen: Seen<'_>, mode: &str) -> Vec<Anchor> {
-    use Experiment::{Control, Isolation, Scale, Size};
+    use Experiment::{Control, Isolation, Pressure, Scale, Size};
     let value = |experiment, x, figure| {
         let (spread, _) = seen.spread(experiment, mode, x, figure)?;
         Some(spread.median)
@@ -191,6 +191,19 @@ fn cells(seen: Seen<'_>, mode: &str) -> Vec<Anchor> {
             .map(|(documented, all)| format!("; {documented} of {all} controls as documented"));
         let rate = format!("{word}: {} of {ASKED} Mb/s", digits(of * ASKED as f64));
         Some(rate + &verdicts.unwrap_or_default())
+    };
+    let pressure = || {
+        let size = last(Pressure)?;
+        let [packets, bytes] = ["packets", "header_bytes"].map(|of| value(Pressure, size, of));
+        let tracked = value(Pressure, size, "tracked")
+            .map(|tracked| format!("; {tracked} entries of connection tracking"));
+        let costs = format!(
+            "{} packets and {} header bytes for {} KiB",
+            digits(packets?),
+            digits(bytes?),
+            digits(size as f64 / 1024.0)
+        );
+        Some(costs + &tracked.unwrap_or_default())
     };
     let size = |x, figure| Some(with_unit(value(Size, x, figure)?, figure));
     let scale = || {
@@ -226,7 +239,7 @@ fn cells(seen: Seen<'_>, mode: &str) -> Vec<Anchor> {
         }),
         Anchor::none(run),
         link(Scale, rights()),
-        Anchor::none(UNKNOWN),
+        link(Pressure, pressure()),
     ]
 }
 
@@ -252,20 +265,30 @@ mod tests {
     }
 
     #[test]
-    fn control_is_of_its_rows() {
+    fn control_and_pressure_are_of_their_rows() {
         let of = |reached| {
             let rows = [
                 row("control", "udp", 0, &[("controls", 46.0), ("as_documented", 45.0)]),
                 row("control", "udp", ASKED, &[("of_asked", reached)]),
+                row("pressure", "udp", 1024, &[("packets", 2.0), ("header_bytes", 120.0)]),
+                row(
+                    "pressure",
+                    "udp",
+                    65_536,
+                    &[("packets", 18.0), ("header_bytes", 1200.0), ("tracked", 2.0)],
+                ),
             ];
             let rows = rows_of(table(Seen(&rows)));
             let row = rows.into_iter().find(|row| row[0].text == "udp").unwrap();
             assert_eq!(row[3].to.as_deref(), Some("rows-control"));
-            row[3].text.clone()
+            assert_eq!(row[12].to.as_deref(), Some("rows-pressure"));
+            (row[3].text.clone(), row[12].text.clone())
         };
+        let pressure = "18.0 packets and 1200 header bytes for 64.0 KiB; 2 entries of connection \
+                        tracking";
         for (reached, word) in [(0.99, "exact: 99.0"), (1.05, "close: 105"), (0.5, "loose: 50.0")] {
             let control = format!("{word} of 100 Mb/s; 45 of 46 controls as documented");
-            assert_eq!(of(reached), control);
+            assert_eq!(of(reached), (control, pressure.to_owned()));
         }
     }
 

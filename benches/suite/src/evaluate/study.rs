@@ -2,6 +2,7 @@
 
 mod control;
 mod failure;
+mod pressure;
 mod rate;
 mod size;
 mod start;
@@ -187,6 +188,11 @@ impl Study {
             (Experiment::Rate, Some(traffic)) => {
                 let how = rate::How { link: cell.mode.link, traffic, mtu, seconds, quick };
                 cell.xs.iter().map(|&x| Ok((x, rate::measure(places, &how, x)?))).collect()
+            }
+            (Experiment::Pressure, Some(traffic)) => {
+                let work = |size| on_demand(traffic.clone(), mtu, size as usize);
+                let of = |&x| Ok((x, pressure::measure(places, &args, &work(x), x)?));
+                cell.xs.iter().map(of).collect()
             }
             (Experiment::Load, Some(traffic)) => {
                 let (size, percents) = (ANSWER, cell.xs.clone());
