@@ -5,10 +5,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rocinante_tests::running::PATIENCE;
-use rocinante_tests::{require_lab, require_machine_root, require_vxlan};
+use rocinante_tests::{
+    require_ethtool, require_lab, require_machine_root, require_nft, require_tc, require_vxlan,
+};
 use serde_json::Value;
 
-use super::{Done, Running, command, rocinante_bench, words};
+use super::{Done, Running, command, rocinante_bench, schema, words};
 
 /// A directory that is removed with the test.
 struct Dir(PathBuf);
@@ -29,6 +31,7 @@ impl Dir {
         let text = std::fs::read_to_string(self.0.join("rows.jsonl")).unwrap_or_default();
         for line in text.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
             let row: Value = serde_json::from_str(line).unwrap();
+            schema::check(&row);
             if row.get("experiment").is_some() {
                 let key = ["experiment", "mode", "x", "round"].map(|name| row[name].to_string());
                 let before = rows.insert(key.join(" "), line.to_owned());
@@ -64,7 +67,7 @@ fn evaluate(line: &str) -> Done {
 }
 
 const SMALL: &str = "--quick --patient --modes udp,tcp-blocking,kernel --pairs 1,2 \
-                     --only size,scale,load,many_to_one,isolation";
+                     --only size,scale,load,many_to_one,isolation,pressure";
 
 /// Killed at some moments, a study has in the end the rows of one that was left alone.
 #[test]
@@ -77,8 +80,8 @@ fn a_killed_study_goes_on_and_has_each_row_once() {
     assert!(first.is_some_and(|line| line.contains("µs")), "{}", done.out);
     let expected: BTreeSet<String> = whole.rows().into_keys().collect();
     // 4 sizes of 3 modes; pairs, senders and neighbours: 2 numbers of 2 modes each; 3 loads of 2
-    // modes.
-    assert_eq!(expected.len(), 12 + 3 * 4 + 6, "{expected:?}");
+    // modes; a message of 2 modes.
+    assert_eq!(expected.len(), 12 + 3 * 4 + 6 + 2, "{expected:?}");
     let dir = Dir::new("killed");
     let mut study = start(&format!("{SMALL} --report {}", dir.0.display()));
     let mut before = BTreeMap::new();
@@ -205,6 +208,60 @@ fn a_restarted_agent_disturbs_no_connection() {
     let restarted = dir.figures("failure", "packet-agent", 2);
     assert_eq!(number(&restarted, "errors"), 0.0, "{restarted}");
     assert!(number(&restarted, "stall_ms") > 0.0 && number(&restarted, "again_ms") > 0.0);
+}
+
+/// Each program has its backend, each control its verdict, and figures agree with each other.
+#[test]
+fn counts_add_up() {
+    require_lab!();
+    require_nft!();
+    require_tc!();
+    require_ethtool!();
+    let dir = Dir::new("counts");
+    let line = "--quick --patient --only start,control,rate,pressure --modes udp,tcp-blocking";
+    evaluate(&format!("{line} --report {}", dir.0.display())).succeeded();
+    for programs in [2, 20] {
+        let start = dir.figures("start", "udp", programs);
+        assert_eq!((number(&start, "got_udp"), number(&start, "lost")), (programs as f64, 0.0));
+        let [median, last] =
+            ["first_byte_median_ms", "first_byte_last_ms"].map(|name| number(&start, name));
+        assert!(0.0 < median && median <= last, "{start}");
+        assert!(number(&start, "attach_last_ms") >= number(&start, "attach_median_ms"));
+        let tcp = dir.figures("start", "tcp-blocking", programs);
+        assert!(number(&tcp, "lost") == 0.0 && tcp.get("got_udp").is_none(), "{tcp}");
+    }
+    for (mode, name) in [
+        ("udp", "container_ms"),
+        ("udp", "connections_per_s"),
+        ("udp", "held_1000_ms"),
+        ("tcp-blocking", "connections_per_s"),
+    ] {
+        assert!(number(&dir.figures("start", mode, 2), name) > 0.0, "{mode}: {name}");
+    }
+    let verdicts = dir.figures("control", "udp", 0);
+    let of = |name| number(&verdicts, name);
+    assert!(of("controls") > 0.0 && of("as_documented") > 0.0, "{verdicts}");
+    let sum = of("as_documented") + of("not_to_be_had") + of("different");
+    assert_eq!(of("controls"), sum, "{verdicts}");
+    for mode in ["udp", "tcp-blocking"] {
+        let control = dir.figures("control", mode, 100);
+        let reached = number(&control, "reached_gbps");
+        assert!(reached > 0.0 && (number(&control, "of_asked") - reached / 0.1).abs() < 1e-6);
+        assert!(number(&dir.figures("rate", mode, 1), "1_thread_mops") > 0.0);
+        assert!(number(&dir.figures("rate", mode, 16), "2_threads_mops") > 0.0);
+    }
+    // 64 KiB in packets of 4 KiB and at least one acknowledgement, each with Ethernet, IP, UDP,
+    // BTH and ICRC; the first packet has a RETH.
+    let pressure = dir.figures("pressure", "udp", 65_536);
+    let packets = number(&pressure, "packets");
+    assert!((17.0..40.0).contains(&packets), "{pressure}");
+    let headers = 14.0 + 20.0 + 8.0 + 12.0 + 4.0;
+    assert!(number(&pressure, "header_bytes") >= packets * headers, "{pressure}");
+    assert!(number(&dir.figures("pressure", "tcp-blocking", 65_536), "packets") >= 9.0);
+    let report = dir.read("report.md");
+    for part in ["controls as documented", "header bytes for 64.0 KiB", "| udp | 20 programs |"] {
+        assert!(report.contains(part), "{part} is not in {report}");
+    }
 }
 
 /// Rows of another version, and lines that are none, are not taken.

@@ -54,6 +54,7 @@ fn name_of(object: &Value) -> &str {
         "rocinante-bench" => "bench",
         "rocinante-bench compare" => "bench-compare",
         "rocinante-bench cm" => "bench-cm",
+        "rocinante-bench evaluate" => "bench-evaluate",
         "rocinante-sim" => "sim",
         command => command,
     }
