@@ -190,8 +190,8 @@ fn window() -> Result<Window> {
 }
 
 impl Places {
-    /// Runs this many pairs and the probe at once, over the plain link. Calls `edge` when the window
-    /// of time in which they count begins, and when it ends. Error: there are not enough
+    /// Runs this many pairs and the probe at once, over the plain link. Calls `edge` when the
+    /// window of time in which they count begins, and when it ends. Error: there are not enough
     /// namespaces, or a process cannot be started; the error of `edge`.
     pub(crate) fn together(
         &self,

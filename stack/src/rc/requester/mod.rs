@@ -234,7 +234,6 @@ impl Requester {
     #[inline]
     fn request_left(
         &mut self,
-        now: Time,
         request: &ResponseRequest,
         sq: &SendQueue,
         params: &ConnParams,
@@ -247,8 +246,6 @@ impl Requester {
         self.responses.push_back(Outstanding { first: packet.psn, last, response });
         self.acks.asked(packet.psn);
         self.recovery.set_probe(Probe::Nothing);
-        // Its response is long, and no measure of the path. Nor is it one of what left before.
-        self.round_trip.sent(packet.psn, now, true);
         self.snd_nxt = last + 1;
         self.snd_max = self.snd_max.max(self.snd_nxt);
         if self.snd_nxt > sq.get(packet.index).last() {
@@ -303,8 +300,10 @@ impl Requester {
         }
         self.release(cost, params, peers);
         self.ack_requests.answered(to, peers);
-        // A packet that waited for a repair is no measure of the path.
-        self.round_trip.acknowledged(to, now, !selective);
+        // A packet that waited for a repair is no measure of the path, nor is the answer to a READ
+        // or an atomic of what left before it.
+        let answers = self.responses.front().is_some_and(|front| front.first < to);
+        self.round_trip.acknowledged(to, now, !selective && !answers);
         self.control.congestion.on_ack(cost.datagrams);
         let before = std::mem::replace(&mut self.snd_una, to);
         while let Some(front) = self.responses.front() {

@@ -31,9 +31,7 @@ impl Qp {
             self.requester.reserve(plan.permit(), &mut shared.peers);
             let sent = match plan {
                 Plan::Burst(permit) => self.send_burst(now, &permit, quantum, shared, host, sink),
-                Plan::Request(request) => {
-                    self.send_request(now, &request, quantum, shared, host, sink)
-                }
+                Plan::Request(request) => self.send_request(&request, quantum, shared, host, sink),
                 Plan::Lost(packet) => self.send_lost(now, &packet, quantum, shared, host, sink),
                 Plan::Local => match self.execute(shared, host) {
                     Err(status) if self.fault(status, shared, host) => return TurnEnd::Idle,
@@ -121,7 +119,6 @@ impl Qp {
     #[inline]
     fn send_request<H: Memory>(
         &mut self,
-        now: Time,
         request: &ResponseRequest,
         quantum: &mut usize,
         shared: &mut Shared,
@@ -135,7 +132,7 @@ impl Qp {
             if requester.was_sent(request.packet.psn) && !requester.recovery.is_tail_probe() {
                 self.core.tally.sent_again(&mut shared.counters, 1);
             }
-            requester.request_left(now, request, &self.core.sq, &self.params, &mut shared.peers);
+            requester.request_left(request, &self.core.sq, &self.params, &mut shared.peers);
             *quantum -= 1;
         }
         sent
