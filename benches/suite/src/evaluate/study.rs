@@ -15,7 +15,7 @@ use rocinante_cli::output::{Failure, Output, Result};
 use rocinante_lab::ChildGuard;
 
 use super::experiment::Experiment;
-use super::plan::{Carrier, Cell, Mode, containers, seconds};
+use super::plan::{Carrier, Cell, MODES, Mode, containers, seconds};
 use super::progress::Progress;
 use super::store::{Key, Load, Row, Session, Store};
 use crate::attempts::{Attempts, Subject};
@@ -59,7 +59,11 @@ impl Study {
     /// A study that ends within `time`.
     pub(super) fn new(session: Session, store: Store, time: Duration) -> Self {
         let until = Instant::now() + time - RESERVE;
-        let (places, agent, attempts) = (None, None, Attempts::default());
+        let (places, agent, mut attempts) = (None, None, Attempts::default());
+        let worked = |row: &Row, mode: &Mode| row.key.mode == mode.name && row.missing.is_none();
+        for mode in MODES.iter().filter(|mode| store.rows.iter().any(|row| worked(row, mode))) {
+            attempts.add(Subject::Netdev(mode.name), true);
+        }
         Self { session, store, places, agent, attempts, until, skipped: 0 }
     }
 
@@ -464,7 +468,7 @@ impl Load {
 mod tests {
     use std::path::Path;
 
-    use super::super::plan::{Choice, MODES};
+    use super::super::plan::Choice;
     use super::*;
     use crate::machine::Machine;
     use crate::workers::Paired;
@@ -546,6 +550,34 @@ mod tests {
             let said = row.missing.as_deref().unwrap();
             assert!(said.contains(why), "{script}: {said}");
         }
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_mode_that_worked_before_is_not_given_up_in_a_resumed_study() {
+        let dir =
+            std::env::temp_dir().join(format!("rocinante-bench-worked-{}", std::process::id()));
+        let session = Session {
+            machine: Machine::here(),
+            load: Load::Quiet,
+            choice: Choice::default(),
+            place: Vec::new(),
+        };
+        let mut store = Store::create(&dir, &session).unwrap();
+        let mode = |name| MODES.iter().find(|mode| mode.name == name).unwrap();
+        let row = |name, missing: Option<&str>| Row {
+            key: key(Experiment::Load, mode(name), 10, 1),
+            figures: figures(&[("peak_mops", 1.0)]),
+            missing: missing.map(str::to_owned),
+        };
+        store.add(row("udp", None)).unwrap();
+        store.add(row("packet", Some("it hung"))).unwrap();
+        let mut study = Study::new(session, store, Duration::from_secs(120));
+        let subjects = ["udp", "packet"].map(Subject::Netdev);
+        for subject in subjects.into_iter().chain(subjects) {
+            study.attempts.add(subject, false);
+        }
+        assert_eq!(subjects.map(|subject| study.attempts.in_vain(subject)), [false, true]);
         std::fs::remove_dir_all(dir).unwrap();
     }
 
