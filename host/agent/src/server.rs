@@ -506,16 +506,17 @@ impl Agent {
         }
     }
 
-    /// The facts for a scrape, with the queue pairs of one container.
-    fn facts(&self, with_queue_pairs: Option<&str>) -> Facts {
+    /// The facts for a scrape, or of the container of this name, with its queue pairs: each
+    /// container costs several questions to the kernel.
+    fn facts(&self, of: Option<&str>) -> Facts {
         let mut all = BTreeMap::<String, ContainerFacts>::new();
-        for status in self.containers.report(None) {
+        for status in self.containers.report(of) {
             let it = ContainerFacts { requests: status.requests.clone(), ..Default::default() };
             all.insert(status.name.clone(), ContainerFacts { status: Some(status), ..it });
         }
         let mut uses = self.pages.uses();
         let ends = self.ends.all().ok();
-        for sums in self.pages.sums(ends.as_ref(), with_queue_pairs) {
+        for sums in self.pages.sums(ends.as_ref(), of) {
             let it = all.entry(sums.name).or_default();
             it.requests = self.journal.requests(Some(Share::Container(sums.namespace)));
             it.rdma = uses.remove(&sums.namespace).unwrap_or_default();
@@ -524,8 +525,8 @@ impl Agent {
         let mut links = link_counts().unwrap_or_default();
         for (index, queued) in queues().unwrap_or_default() {
             let end = ends.as_ref().and_then(|ends| ends.get(&index));
-            let of = end.and_then(|end| all.get_mut(&end.name));
-            of.into_iter().for_each(|it| it.queued = Some(queued));
+            let queues = end.and_then(|end| all.get_mut(&end.name));
+            queues.into_iter().for_each(|it| it.queued = Some(queued));
         }
         let mut link_of = |name: &str| links.remove(name);
         let named =
