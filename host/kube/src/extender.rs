@@ -19,6 +19,8 @@ const NODE_STEPS_MIN: u32 = 128;
 
 /// How long to wait for the watch to show an assumed pod, before the API is asked.
 pub const ASSUMED_FOR: Duration = Duration::from_secs(15);
+/// How often that is how long an API server works on a request: 60 s, and some more.
+pub(crate) const REQUEST_TIMES: u32 = 6;
 
 /// The extender. Its clones are one.
 #[derive(Clone)]
@@ -114,7 +116,6 @@ impl Extender {
     }
 
     async fn bound(self, binding: Binding) -> Result<(), String> {
-        self.ready()?;
         let Binding { name, namespace, uid, node } = binding;
         let failed = |failed: Failed| format!("pod {namespace}/{name}: {failed}");
         let pod = self.cluster.pod(&namespace, &name).await.map_err(failed)?;
@@ -137,14 +138,18 @@ impl Extender {
         let done = self.cluster.bind(&key, &node, &reserved.placed).await;
         let outcome = done.as_ref().err().map_or(Outcome::Done, Failed::outcome);
         if self.ledger.lock().answered(&key.uid, &reserved, outcome) {
-            tokio::spawn(self.clone().expire(key, reserved.attempt));
+            let wait = match done {
+                Err(Failed::Conflict(_)) => Duration::ZERO,
+                _ => self.assumed_for,
+            };
+            tokio::spawn(self.clone().expire(key, reserved.attempt, wait));
         }
         done.map_err(failed)
     }
 
     /// Forgets an assumed pod that is not bound after its time.
-    async fn expire(self, key: PodKey, attempt: u64) {
-        tokio::time::sleep(self.assumed_for).await;
+    async fn expire(self, key: PodKey, attempt: u64, wait: Duration) {
+        tokio::time::sleep(wait).await;
         while self.ledger.lock().is_assumed(&key.uid, attempt) {
             match self.cluster.fence(&key).await {
                 // The watch will show it.

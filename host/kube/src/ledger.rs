@@ -323,12 +323,16 @@ impl Ledger {
     }
 
     /// A pod is bound to a node, with the places of its annotation; `None` if it came by another
-    /// way and has none. The places that the watch first showed stay: a change of the annotation
-    /// makes no room.
+    /// way and has none. The places that it has an entry for stay, as do those that the watch first
+    /// showed: a change of the annotation makes no room.
     pub(crate) fn pod(&mut self, uid: &str, name: &str, placed: Option<Vec<Placed>>) {
-        let is_bound = self.entry(uid).is_some_and(|entry| entry.state == State::Bound);
+        let is_here = self.places.get(uid).is_some_and(|node| node == name);
+        if let Some(entry) = self.entry(uid).filter(|entry| is_here || entry.state == State::Bound)
+        {
+            entry.state = State::Bound;
+            return;
+        }
         match placed {
-            _ if is_bound => {}
             None => self.remove(uid),
             Some(placed) => {
                 self.put(uid, name, Entry { placed, state: State::Bound, attempt: 0 });

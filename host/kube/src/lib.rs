@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use rocinante_placement::{Malformed, Uplink, to_json};
 use tokio::net::TcpListener;
 
-use self::extender::Extender;
+use self::extender::{Extender, REQUEST_TIMES};
 use self::http::Service;
 use self::ledger::Ledger;
 use self::objects::Cluster;
@@ -55,7 +55,7 @@ pub async fn extender(client: Client, listener: TcpListener, assumed_for: Durati
     let (cluster, ledger) = (Cluster::new(client), Arc::<Mutex<Ledger>>::default());
     let extender = Extender::new(cluster.clone(), Arc::clone(&ledger), assumed_for);
     let watched = async {
-        cluster.fence_all().await;
+        cluster.fence_all(assumed_for * REQUEST_TIMES).await;
         watch::watch(&cluster, &ledger, None).await;
     };
     tokio::select! {

@@ -1,7 +1,7 @@
 //! The few fields of the API's objects that matter here, and the requests for them.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::{StreamExt as _, stream};
 use kube::api::{ApiResource, GroupVersionKind, ListParams, Patch, PatchParams, PostParams};
@@ -34,6 +34,8 @@ const REQUEST_MAX: Duration = Duration::from_secs(4);
 
 /// When to ask again, after the API server gave no answer or refused.
 pub(crate) const AGAIN: Duration = Duration::from_secs(1);
+/// Pods of a page of a list.
+const PAGE: u32 = 500;
 /// Pods that are fenced at a time.
 const FENCED_AT_ONCE: usize = 16;
 
@@ -64,6 +66,9 @@ pub(crate) enum Failed {
     Gone,
     /// The server refused it, and did nothing.
     Refused(String),
+    /// The server speaks of a conflict. It says so of a bind, too, whose outcome its storage did
+    /// not learn (`BindingREST.assignPod`).
+    Conflict(String),
     /// The server may have done it.
     Unknown(String),
 }
@@ -73,7 +78,7 @@ impl Failed {
     pub(crate) fn outcome(&self) -> Outcome {
         match self {
             Self::Gone | Self::Refused(_) => Outcome::Refused,
-            Self::Unknown(_) => Outcome::Unknown,
+            Self::Conflict(_) | Self::Unknown(_) => Outcome::Unknown,
         }
     }
 }
@@ -82,7 +87,7 @@ impl std::fmt::Display for Failed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Gone => f.write_str("it is gone"),
-            Self::Refused(why) => f.write_str(why),
+            Self::Refused(why) | Self::Conflict(why) => f.write_str(why),
             Self::Unknown(why) => write!(f, "no answer from the API server: {why}"),
         }
     }
@@ -171,28 +176,49 @@ impl Cluster {
     }
 
     /// Fences all pods that wait for interfaces: no bind of an earlier process succeeds afterwards.
-    pub(crate) async fn fence_all(&self) {
-        let pods = self.pods();
-        let waiting = loop {
-            match asked(pods.list(&ListParams::default().fields(UNBOUND))).await {
-                Ok(list) => break list.items,
-                Err(failed) => tracing::warn!("the waiting pods are not known: {failed}"),
-            }
-            tokio::time::sleep(AGAIN).await;
-        };
-        let waiting = waiting.iter().filter(|pod| pod.annotations().contains_key(REQUIRED));
+    /// It gives up a pod that cannot be fenced for so long that the API server has given up such a
+    /// bind itself.
+    pub(crate) async fn fence_all(&self, patience: Duration) {
+        let waiting = self.waiting().await;
+        let until = Instant::now() + patience;
         let each = |pod: &Pod| {
             let key = PodKey::of(pod);
             async move {
                 while let Err(failed) = self.fence(&key).await
                     && !matches!(failed, Failed::Gone)
+                    && Instant::now() < until
                 {
                     tracing::warn!(pod = key.name, "not fenced yet: {failed}");
                     tokio::time::sleep(AGAIN).await;
                 }
             }
         };
-        stream::iter(waiting).for_each_concurrent(FENCED_AT_ONCE, each).await;
+        stream::iter(&waiting).for_each_concurrent(FENCED_AT_ONCE, each).await;
+    }
+
+    /// The pods that wait for interfaces.
+    async fn waiting(&self) -> Vec<Pod> {
+        let pods = self.pods();
+        let first = ListParams::default().fields(UNBOUND).limit(PAGE);
+        let (mut params, mut waiting) = (first.clone(), Vec::new());
+        loop {
+            match asked(pods.list(&params)).await {
+                Ok(list) => {
+                    let next = list.metadata.continue_.unwrap_or_default();
+                    let items = list.items.into_iter();
+                    waiting.extend(items.filter(|pod| pod.annotations().contains_key(REQUIRED)));
+                    if next.is_empty() {
+                        return waiting;
+                    }
+                    params = params.continue_token(&next);
+                }
+                Err(failed) => {
+                    tracing::warn!("the waiting pods are not known: {failed}");
+                    (params, waiting) = (first.clone(), Vec::new());
+                    tokio::time::sleep(AGAIN).await;
+                }
+            }
+        }
     }
 
     /// Writes the uplinks of a node into its annotation.
@@ -254,6 +280,9 @@ async fn asked<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, F
     match tokio::time::timeout(REQUEST_MAX, request).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(kube::Error::Api(status))) if status.code == 404 => Err(Failed::Gone),
+        Ok(Err(kube::Error::Api(status))) if status.code == 409 => {
+            Err(Failed::Conflict(status.message.clone()))
+        }
         // 408 says that the server gave up, and not what it had done.
         Ok(Err(kube::Error::Api(status)))
             if (400..500).contains(&status.code) && status.code != 408 =>

@@ -51,6 +51,23 @@ fn nothing_is_answered_before_both_lists_are_complete() {
 }
 
 #[test]
+fn a_user_who_changes_the_places_before_the_watch_shows_them_makes_no_room() {
+    for (answered, shown) in
+        [(true, None), (true, Some(vec![])), (false, None), (false, Some(placed("u0", 0)))]
+    {
+        let mut ledger = ledger();
+        let reserved = ledger.reserve("p", &out(&[7]), "a").unwrap();
+        if answered {
+            assert!(ledger.answered("p", &reserved, Outcome::Done));
+        }
+        ledger.pod("p", "a", shown);
+        assert_eq!(free(&ledger, "a"), 3);
+        ledger.pod_gone("p");
+        assert_eq!(free(&ledger, "a"), 10);
+    }
+}
+
+#[test]
 fn a_reservation_counts_from_its_bind_until_the_pod_has_ended() {
     let mut ledger = ledger();
     let first = ledger.reserve("p", &out(&[7]), "a").unwrap();
@@ -133,11 +150,14 @@ fn an_annotation_that_changes_makes_no_room() {
         ledger.pod("p", "a", changed);
         assert_eq!(free(&ledger, "a"), 3);
     }
-    // But a pod that another scheduler has bound without places holds none.
+    // A pod that another scheduler binds without places may be one whose places were taken away.
     let reserved = ledger.reserve("q", &out(&[3]), "a").unwrap();
     ledger.pod("q", "a", None);
     assert!(!ledger.answered("q", &reserved, Outcome::Refused));
-    assert_eq!(free(&ledger, "a"), 3);
+    assert_eq!(free(&ledger, "a"), 0);
+    // Where no bind went there it holds none.
+    ledger.pod("r", "b", None);
+    assert_eq!(free(&ledger, "b"), 10);
 }
 
 #[test]

@@ -40,6 +40,8 @@ pub(crate) enum Fault {
     Refuses,
     /// It answers 409 and does nothing.
     Conflicts,
+    /// It does it, and answers 409.
+    DoesAndConflicts,
     /// It does it, and answers 504.
     LosesAnswer,
     /// It does it after this time.
@@ -55,6 +57,8 @@ struct Inner {
     objects: BTreeMap<&'static str, BTreeMap<String, Value>>,
     log: Vec<Change>,
     faults: VecDeque<Fault>,
+    /// The pod that cannot be patched.
+    fixed: Option<String>,
     is_away: bool,
     requests: Vec<String>,
 }
@@ -161,6 +165,11 @@ impl Api {
     /// The next binds meet these.
     pub(crate) fn fail(&self, faults: impl IntoIterator<Item = Fault>) {
         self.inner.lock().faults.extend(faults);
+    }
+
+    /// Patches of this pod are refused, as those that make its annotations too long.
+    pub(crate) fn refuse_patches_of(&self, name: &str) {
+        self.inner.lock().fixed = Some(format!("default/{name}"));
     }
 
     /// Faults that no bind has met yet.
@@ -309,6 +318,9 @@ impl Api {
         let Some(mut object) = inner.get(kind, key).cloned() else {
             return status(StatusCode::NOT_FOUND, "not found");
         };
+        if inner.fixed.as_deref() == Some(key) {
+            return status(StatusCode::UNPROCESSABLE_ENTITY, "annotations: Too long");
+        }
         let expected = &patch["metadata"]["resourceVersion"];
         if !expected.is_null() && *expected != object["metadata"]["resourceVersion"] {
             return status(StatusCode::CONFLICT, "the object has been modified");
@@ -336,7 +348,7 @@ impl Api {
             Some(Fault::Refuses) => return status(StatusCode::SERVICE_UNAVAILABLE, "busy"),
             Some(Fault::Conflicts) => return status(StatusCode::CONFLICT, "modified"),
             Some(Fault::Late(by)) => tokio::time::sleep(by).await,
-            Some(Fault::LosesAnswer) | None => {}
+            Some(Fault::DoesAndConflicts | Fault::LosesAnswer) | None => {}
         }
         let mut inner = self.inner.lock();
         let Some(mut pod) = inner.get(PODS, key).cloned() else {
@@ -357,6 +369,7 @@ impl Api {
         }
         self.write(&mut inner, PODS, key, Some(pod));
         match fault {
+            Some(Fault::DoesAndConflicts) => status(StatusCode::CONFLICT, "leader changed"),
             Some(Fault::LosesAnswer) => status(StatusCode::GATEWAY_TIMEOUT, "etcd timed out"),
             _ => status(StatusCode::CREATED, ""),
         }

@@ -141,14 +141,41 @@ async fn a_pod_without_a_demand_is_bound_without_places() {
 }
 
 #[tokio::test]
-async fn a_conflict_gives_back_at_once() {
+async fn a_conflict_gives_back_once_the_pod_is_fenced() {
     let api = cluster().await;
     let extender = Extender::ready(&api, LONG).await;
     api.fail([Fault::Conflicts]);
     let one = pod(&api, "one", &[7]);
     assert!(bind(extender.address, &one, "n1").await.unwrap_err().contains("modified"));
-    assert!(is_free(&api, &extender, "n1", 10).await);
+    until("one is forgotten", async || is_free(&api, &extender, "n1", 10).await).await;
     bind(extender.address, &one, "n2").await.unwrap();
+}
+
+/// The API server answers so where its storage has done it, and it did not learn that.
+#[tokio::test]
+async fn a_conflict_of_a_bind_that_was_done_gives_nothing_back() {
+    let api = cluster().await;
+    let extender = Extender::ready(&api, LONG).await;
+    api.fail([Fault::DoesAndConflicts]);
+    let one = pod(&api, "one", &[7]);
+    assert!(bind(extender.address, &one, "n1").await.unwrap_err().contains("leader changed"));
+    let two = pod(&api, "two", &[7]);
+    bind(extender.address, &two, "n1").await.unwrap_err();
+    assert!(is_free(&api, &extender, "n1", 3).await);
+}
+
+/// Else one user's pod stops the scheduling of all.
+#[tokio::test]
+async fn a_pod_that_cannot_be_fenced_is_waited_for_no_longer_than_a_bind_takes() {
+    let api = cluster().await;
+    let hostile = pod(&api, "hostile", &[1]);
+    api.refuse_patches_of("hostile");
+    let extender = Extender::start(&api, SHORT).await;
+    // One that asks for nothing needs nothing of the ledger.
+    api.add_pod("plain", "");
+    let plain = api.pods().into_iter().find(|it| it["metadata"]["name"] == "plain").unwrap();
+    bind(extender.address, &plain, "n1").await.unwrap();
+    until("it is ready", async || bind(extender.address, &hostile, "n2").await.is_ok()).await;
 }
 
 #[tokio::test]
@@ -299,7 +326,7 @@ async fn an_extender_that_starts_counts_what_is_bound() {
     assert_eq!(get(after.address, "/healthz").await.0, 503);
     let three = pod(&api, "three", &[1]);
     let error = bind(after.address, &three, "n1").await.unwrap_err();
-    assert!(error.contains("not known yet"), "{error}");
+    assert!(error.contains("no answer from the API server"), "{error}");
     let asked = filter(&api, after.address, &three, &NODES, Cache::Capable).await;
     assert!(asked.unwrap_err().contains("not known yet"));
     api.away(false);

@@ -193,10 +193,11 @@ async fn storm(api: &Api, binder: &Binder, seed: u64) -> (Audit, Arc<Tries>) {
 /// Faults of the API server, for a part of the binds.
 fn faults(seed: u64) -> Vec<Fault> {
     let mut random = fastrand::Rng::with_seed(seed);
-    let one = |_| match random.u8(0..4) {
+    let one = |_| match random.u8(0..5) {
         0 => Fault::Refuses,
         1 => Fault::Conflicts,
-        2 => Fault::LosesAnswer,
+        2 => Fault::DoesAndConflicts,
+        3 => Fault::LosesAnswer,
         _ => Fault::Late(Duration::from_millis(random.u64(1..80))),
     };
     (0..80).map(one).collect()
