@@ -117,7 +117,10 @@ impl Api {
             "name": name,
             "namespace": "default",
             "uid": uid,
-            "annotations": {rocinante_kube::REQUIRED: required},
+            "annotations": match required {
+                "" => json!({}),
+                _ => json!({rocinante_kube::REQUIRED: required}),
+            },
         });
         let pod = json!({"metadata": metadata, "spec": {}, "status": {"phase": "Pending"}});
         self.write(&mut inner, PODS, &key(name), Some(pod));
