@@ -83,7 +83,13 @@ impl Rewriter {
         let snap = snap.map_or(usize::MAX, |snap| snap as usize);
         let alone = Run { datagram: usize::MAX, apart: usize::MAX };
         let Run { datagram: size, apart } = run.unwrap_or(alone);
-        let packets = datagram.captured.chunks(apart.max(1)).enumerate().map(|(nth, it)| {
+        // Beginnings lie further apart than the headers of the whole say, where they are longer than
+        // its datagrams.
+        let taken = match run {
+            Some(_) => frame.data.get(datagram.udp_at + UDP_LEN..).unwrap_or_default(),
+            None => datagram.captured,
+        };
+        let packets = taken.chunks(apart.max(1)).enumerate().map(|(nth, it)| {
             let len = size.min(datagram.len.saturating_sub(nth.saturating_mul(size)));
             (nth, &it[..it.len().min(len)], len)
         });
@@ -298,4 +304,56 @@ fn udp_checksum(datagram: &Datagram<'_>, length: u16, payload: &[u8]) -> u16 {
     };
     // Only payloads longer than a datagram's have none.
     checksum.unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decode::frame::roce_datagram;
+
+    /// Super-packets of datagrams of these lengths as `capture --snap` takes them: the beginnings
+    /// lie 214 bytes apart.
+    #[test]
+    fn beginnings_of_short_datagrams_are_all_written() {
+        const APART: usize = 214;
+        let path = std::env::temp_dir().join(format!("rocinante-runs-{}", std::process::id()));
+        let mut to = Rewriter::create(&path, std::path::Path::new("/dev/null")).unwrap();
+        for v6 in [false, true] {
+            for (each, last) in [(80, 80), (20, 20), (80, 24)] {
+                let payload = 59 * each + last;
+                let builder = etherparse::PacketBuilder::ethernet2([2; 6], [4; 6]);
+                let builder = match v6 {
+                    false => builder.ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64),
+                    true => builder.ipv6([1; 16], [2; 16], 64),
+                };
+                let mut data = Vec::new();
+                let builder = builder.udp(4791, 4791);
+                builder.write(&mut data, &vec![0; payload]).unwrap();
+                data.truncate(data.len() - payload);
+                for nth in 0..60 {
+                    let len = if nth == 59 { last } else { each };
+                    data.extend(vec![nth as u8; len]);
+                    if nth < 59 {
+                        data.resize(data.len() + APART - len, 0xee);
+                    }
+                }
+                let frame = Frame { number: 1, time_ns: Some(1), link: LinkType(1), data: &data };
+                let Ok(Some(datagram)) = roce_datagram(frame.link, frame.data) else {
+                    panic!("a datagram");
+                };
+                let run = Run { datagram: each, apart: APART };
+                assert_eq!(to.write_run(&frame, &datagram, Some(run), Some(256)).unwrap(), 60);
+            }
+        }
+        to.flush().unwrap();
+        drop(to);
+        let file = fs::read(&path).unwrap();
+        // Each packet begins with its own number, in its own length.
+        for nth in 0..60_u8 {
+            let at = file.windows(20).filter(|it| it.iter().all(|byte| *byte == nth)).count();
+            assert!(at > 0, "{nth}");
+        }
+        assert!(!file.windows(4).any(|it| it == [0xee; 4]));
+        fs::remove_file(path).unwrap();
+    }
 }

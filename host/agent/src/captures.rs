@@ -72,12 +72,13 @@ impl Captures {
     }
 
     /// Captures for the program at the other end, until it hangs up or ends, its interface goes, or
-    /// [`end_all`](Self::end_all). At most `most` at a time.
+    /// [`end_all`](Self::end_all). At most `most` at a time, which is asked for under the lock that
+    /// `end_all` takes.
     pub(crate) async fn serve(
         &self,
         (own, ends): (&Own, &Ends),
         journal: &Journal,
-        most: usize,
+        most: impl Fn() -> usize,
         connection: Foreign<OwnedFd>,
     ) {
         let asker = Asker::of(&connection, own);
@@ -91,7 +92,7 @@ impl Captures {
         drop(permit);
         let busy = || Refused::new(Code::Busy, "your container asks too often", "");
         let begun = asker.and_then(|asker| {
-            let place = if counted { self.begin(ends, &asker, &ask, most) } else { Err(busy()) };
+            let place = if counted { self.begin(ends, &asker, &ask, &most) } else { Err(busy()) };
             Ok((asker, place?))
         });
         let (asker, place) = match begun {
@@ -140,7 +141,7 @@ impl Captures {
         ends: &Ends,
         asker: &Asker,
         ask: &Ask,
-        most: usize,
+        most: &impl Fn() -> usize,
     ) -> Result<Place<'_>, Refused> {
         let none = || Refused::new(Code::Interface, "your container has no such interface", "");
         let (index, end) =
@@ -148,6 +149,7 @@ impl Captures {
         let interface = Interface::by_name(&end.name).ok().filter(|it| it.index == index);
         let interface = interface.ok_or_else(none)?;
         let mut all = self.lock();
+        let most = most();
         let hint = "see captures_max in agent.toml";
         if most == 0 {
             let reason = "the operator permits no captures";

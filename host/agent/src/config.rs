@@ -38,7 +38,7 @@ pub struct Config {
     pub ring_frames_max: u32,
     /// Requests of a container in a second that are looked at.
     pub requests_per_second: u32,
-    /// Captures of containers' programs at a time, of each container one. 0: none.
+    /// Captures of containers' programs at a time, of each interface one. 0: none.
     pub captures_max: usize,
     /// Containers whose network is administered by themselves.
     pub self_administered: SelfAdministered,

@@ -236,7 +236,8 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> Result<
         accept_all(captures, &captured.closers, |connection| {
             let agent = Arc::clone(&captured);
             async move {
-                let most = agent.containers.config().captures_max;
+                // As it is when the capture begins: a program may connect long before it asks.
+                let most = || agent.containers.config().captures_max;
                 let of = (&agent.own, &agent.ends);
                 agent.captures.serve(of, &agent.journal, most, connection).await;
             }

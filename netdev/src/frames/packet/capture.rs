@@ -54,7 +54,8 @@ pub struct Run {
     /// Bytes of UDP payload of each but the last.
     pub datagram: usize,
     /// Bytes from the beginning of the payload of one that was taken to that of the next:
-    /// `datagram`, if they are whole. Otherwise no more of each was taken.
+    /// `datagram`, if the frame is whole. Otherwise no more of each was taken, and it may be more
+    /// than a datagram has.
     pub apart: usize,
 }
 
