@@ -91,10 +91,24 @@ impl Captures {
         let Ok(Ok(ask)) = tokio::time::timeout(WAIT_MAX, read).await else { return };
         drop(permit);
         let busy = || Refused::new(Code::Busy, "your container asks too often", "");
-        let begun = asker.and_then(|asker| {
-            let place = if counted { self.begin(ends, &asker, &ask, &most) } else { Err(busy()) };
-            Ok((asker, place?))
-        });
+        let begun = match asker {
+            Ok(asker) if counted => {
+                let place = loop {
+                    match self.begin(ends, &asker, &ask, &most) {
+                        // One whose program has hung up lets go of the interface in a moment.
+                        Err(refused)
+                            if refused.code == Code::InUse && now.elapsed() < WAIT_MAX / 2 =>
+                        {
+                            tokio::time::sleep(PAUSE).await;
+                        }
+                        begun => break begun,
+                    }
+                };
+                place.map(|place| (asker, place))
+            }
+            Ok(_) => Err(busy()),
+            Err(refused) => Err(refused),
+        };
         let (asker, place) = match begun {
             Ok(begun) => begun,
             Err(refused) => {
