@@ -14,7 +14,7 @@ use rocinante_netdev::AnyPort;
 use rocinante_netdev::sim::{SimConfig, SimNet, SimPort};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(if cfg!(miri) { 300 } else { 30 });
 
 pub(crate) const ADDRESSES: [IpAddr; 2] = [ip(1), ip(2)];
 
