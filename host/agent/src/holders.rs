@@ -57,8 +57,8 @@ impl Sought {
 pub(crate) struct Holder {
     /// The process.
     pub(crate) pidfd: OwnedFd,
-    /// The thread that has them; `None` where the kernel names no threads (before Linux 6.9): then
-    /// the first one's descriptors are looked at.
+    /// The thread that has them; `None` for the first one, and where the kernel names no threads
+    /// (before Linux 6.9): then the first one's descriptors are looked at.
     thread: Option<OwnedFd>,
     /// The inodes of the sockets, with the number that the thread has for each.
     pub(crate) sockets: Vec<(u64, i32)>,
@@ -164,7 +164,8 @@ impl Thread {
     fn holder(self, wanted: &BTreeSet<u64>, mount: u64) -> Option<Holder> {
         // The pidfds are opened first: later reads are of its process while that lives.
         let pidfd = pidfd_open(self.process, PidfdFlags::empty()).ok()?;
-        let thread = pidfd_open(Pid::from_raw(self.id)?, PIDFD_THREAD).ok();
+        let id = Pid::from_raw(self.id).filter(|id| *id != self.process);
+        let thread = id.and_then(|id| pidfd_open(id, PIDFD_THREAD).ok());
         let sockets = self.sockets(wanted, mount);
         let holds = sockets.as_ref().is_none_or(|sockets| !sockets.is_empty());
         let sockets = sockets.unwrap_or_default();
