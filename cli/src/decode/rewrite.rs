@@ -83,8 +83,8 @@ impl Rewriter {
         let snap = snap.map_or(usize::MAX, |snap| snap as usize);
         let alone = Run { datagram: usize::MAX, apart: usize::MAX };
         let Run { datagram: size, apart } = run.unwrap_or(alone);
-        // Beginnings lie further apart than the headers of the whole say, where they are longer than
-        // its datagrams.
+        // Beginnings lie further apart than the headers of the whole say, where there is room for
+        // more than a datagram has.
         let taken = match run {
             Some(_) => frame.data.get(datagram.udp_at + UDP_LEN..).unwrap_or_default(),
             None => datagram.captured,
