@@ -1,4 +1,4 @@
-//! What of each node's uplinks is promised to which pod. No I/O: the API's events and the
+//! The promised parts of each node's uplinks, by pod. No I/O: the API's events and the
 //! schedulers' requests come in as values.
 //!
 //! A pod has one entry from the moment at which a bind reserves for it until the API says that it
@@ -274,7 +274,7 @@ impl Ledger {
     }
 }
 
-/// What the watches say.
+/// The events of the watches.
 impl Ledger {
     /// A list of all nodes begins.
     pub(crate) fn nodes_begin(&mut self) {
@@ -293,7 +293,7 @@ impl Ledger {
         node.settle();
     }
 
-    /// A node is gone. What its pods hold stays until they are gone, too.
+    /// A node is gone. Its pods' reservations stay until they are gone, too.
     pub(crate) fn node_gone(&mut self, name: &str) {
         if let Some(node) = self.nodes.get_mut(name) {
             (node.is_there, node.uplinks) = (false, None);

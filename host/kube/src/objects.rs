@@ -26,7 +26,7 @@ const FENCE: &str = "rocinante.dev/fence";
 
 /// Pods without a node.
 const UNBOUND: &str = "spec.nodeName=";
-/// Pods that hold what they were promised: they are bound and have not ended.
+/// Pods that hold their reservations: they are bound and have not ended.
 pub(crate) const HOLDING: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
 
 /// The longest that one request may take. kube-scheduler gives an extender five seconds.

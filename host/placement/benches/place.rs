@@ -1,4 +1,4 @@
-//! What a search costs: the hardest inputs known, of the greatest size. The goal is a millisecond.
+//! The cost of a search: the hardest inputs known, of the greatest size. The goal is a millisecond.
 
 #![allow(missing_docs)]
 

@@ -134,7 +134,7 @@ struct Search {
     left: u128,
     /// Of the interfaces that have a place.
     places: Vec<usize>,
-    /// What was left, and for how many interfaces, when they had no place.
+    /// The free rates, and the number of interfaces that had no place then.
     failed: HashSet<(usize, u128)>,
     steps: u32,
 }

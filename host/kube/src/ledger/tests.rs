@@ -99,7 +99,7 @@ fn a_refused_bind_gives_back_and_an_unknown_one_does_not() {
     assert_eq!(again.placed, unknown.placed);
     assert!(ledger.answered("p", &again, Outcome::Refused));
     assert_eq!(free(&ledger, "a"), 3);
-    // Only what was looked at after the last bind counts.
+    // Only looks after the last bind count.
     ledger.forget("p", unknown.attempt);
     assert_eq!(free(&ledger, "a"), 3);
     ledger.forget("p", again.attempt);

@@ -411,7 +411,7 @@ impl Selector {
         })
     }
 
-    /// What a watch sees of a change.
+    /// The event of a change in a watch.
     fn event(&self, change: &Change) -> Option<Value> {
         let matched = |object: &Option<Value>| object.clone().filter(|it| self.matches(it));
         let (kind, mut object) = match (matched(&change.before), matched(&change.after)) {

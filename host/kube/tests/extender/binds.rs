@@ -1,4 +1,4 @@
-//! What a bind does, and what it leaves when the API server fails in its middle.
+//! Binds, and the state that they leave when the API server fails in the middle of one.
 
 use std::time::Duration;
 

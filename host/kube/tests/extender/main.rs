@@ -17,7 +17,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use self::api::Api;
 
-/// For what has to happen, however busy the machine is.
+/// The bound of events that have to happen, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An extender in this process. It ends with this value.

@@ -146,7 +146,7 @@ fn is_bound(pod: &Value) -> bool {
     pod["spec"]["nodeName"].is_string()
 }
 
-/// What a pod holds: it is bound, and has not ended.
+/// The places of a pod that is bound, and has not ended.
 fn holds(pod: &Value) -> Vec<((String, String), u64)> {
     let has_ended = matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
     if !is_bound(pod) || has_ended {

@@ -20,7 +20,7 @@ const NODES: [&str; 3] = ["n1", "n2", "n3"];
 const G: u64 = 1_000_000_000;
 /// Binds that a scheduler has under way at a time.
 const BINDS: usize = 8;
-/// What a request to the API takes.
+/// The time of a request to the API.
 const LATENCY: Duration = Duration::from_millis(2);
 
 /// Three nodes: two uplinks, one, and two that are not equal.

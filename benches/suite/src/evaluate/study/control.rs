@@ -71,7 +71,7 @@ fn counted(json: &str) -> Option<Figures> {
     ]))
 }
 
-/// What a pair carries without rules, and behind rules that none of its packets match.
+/// The rate of a pair without rules, and behind rules that none of its packets match.
 fn rules(places: &Places, pairs: &Pairs) -> Result<Figures> {
     let lab = places.lab()?;
     let free = carried(places, pairs)?;
@@ -101,7 +101,7 @@ fn carried(places: &Places, pairs: &Pairs) -> Result<f64> {
     Ok(gbps(bytes, pairs.seconds))
 }
 
-/// What a token bucket of this rate towards the receiver lets pass.
+/// The rate that passes a token bucket of this rate towards the receiver.
 fn limited(places: &Places, pairs: &Pairs, mbit: u64) -> Result<Figures> {
     let size = if mbit < SMALL_BELOW { SMALL } else { pairs.size };
     let pairs = Pairs { size, traffic: pairs.traffic.clone(), ..*pairs };

@@ -1,4 +1,4 @@
-//! What a connection costs the network.
+//! The cost of a connection to the network.
 
 use std::time::Duration;
 
