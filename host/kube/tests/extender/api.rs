@@ -57,6 +57,8 @@ struct Inner {
     objects: BTreeMap<&'static str, BTreeMap<String, Value>>,
     log: Vec<Change>,
     faults: VecDeque<Fault>,
+    /// Late binds whose time has come.
+    landed: usize,
     /// The pod that cannot be patched.
     fixed: Option<String>,
     is_away: bool,
@@ -173,6 +175,11 @@ impl Api {
     /// Patches of this pod are refused, as those that make its annotations too long.
     pub(crate) fn refuse_patches_of(&self, name: &str) {
         self.inner.lock().fixed = Some(format!("default/{name}"));
+    }
+
+    /// Late binds that were done or refused.
+    pub(crate) fn landed(&self) -> usize {
+        self.inner.lock().landed
     }
 
     /// Faults that no bind has met yet.
@@ -350,7 +357,10 @@ impl Api {
         match fault {
             Some(Fault::Refuses) => return status(StatusCode::SERVICE_UNAVAILABLE, "busy"),
             Some(Fault::Conflicts) => return status(StatusCode::CONFLICT, "modified"),
-            Some(Fault::Late(by)) => tokio::time::sleep(by).await,
+            Some(Fault::Late(by)) => {
+                tokio::time::sleep(by).await;
+                self.inner.lock().landed += 1;
+            }
             Some(Fault::DoesAndConflicts | Fault::LosesAnswer) | None => {}
         }
         let mut inner = self.inner.lock();

@@ -164,6 +164,22 @@ async fn a_conflict_of_a_bind_that_was_done_gives_nothing_back() {
     assert!(is_free(&api, &extender, "n1", 3).await);
 }
 
+#[tokio::test]
+async fn a_bind_that_lands_after_its_pod_was_forgotten_binds_nothing() {
+    let api = cluster().await;
+    let extender = Extender::ready(&api, SHORT).await;
+    api.fail([Fault::Late(Duration::from_secs(6))]);
+    let one = pod(&api, "one", &[7]);
+    let error = bind(extender.address, &one, "n1").await.unwrap_err();
+    assert!(error.contains("none within"), "{error}");
+    until("one is forgotten", async || is_free(&api, &extender, "n1", 10).await).await;
+    bind(extender.address, &pod(&api, "two", &[7]), "n1").await.unwrap();
+    until("the late bind is answered", async || api.landed() == 1).await;
+    // It counts as landed right before it is done or refused.
+    until("two is shown", async || is_free(&api, &extender, "n1", 3).await).await;
+    assert_eq!(node_of(&api, "one"), Value::Null);
+}
+
 /// Else one user's pod stops the scheduling of all.
 #[tokio::test]
 async fn a_pod_that_cannot_be_fenced_is_waited_for_no_longer_than_a_bind_takes() {

@@ -254,20 +254,20 @@ async fn the_same_storm_makes_a_stateless_extender_promise_too_much() {
 async fn a_storm_over_restarts_is_never_promised_more_than_there_is() {
     let seed = fastrand::u64(..);
     let api = cluster().await;
-    api.fail(faults(seed));
     let mut process = Process::start(&api, &["extender", "--listen", "127.0.0.1:0"]);
     let at = Arc::new(Mutex::new(process.address));
     let binder = Binder::Extender(Arc::clone(&at));
     let stormy = storm(&api, &binder, seed);
     let restarts = async {
-        for _ in 0..5 {
+        for restarts in 0..5 {
             // In the middle of a bind, wherever there is one: those that come late land afterwards.
             let count = || api.requests().iter().filter(|it| it.ends_with("/binding")).count();
             let before = count();
             api.fail([Fault::Late(Duration::from_millis(300)); BINDS]);
             let bound = async || count() >= before + BINDS || api.faults() == 0;
-            if tokio::time::timeout(Duration::from_secs(5), until("binds", bound)).await.is_err() {
-                return process;
+            // Until the storm is over.
+            if tokio::time::timeout(Duration::from_secs(10), until("binds", bound)).await.is_err() {
+                return (process, restarts);
             }
             process.kill();
             process = Process::start(&api, &["extender", "--listen", "127.0.0.1:0"]);
@@ -275,9 +275,10 @@ async fn a_storm_over_restarts_is_never_promised_more_than_there_is() {
             let address = process.address;
             until("it is ready", async || get(address, "/healthz").await.0 == 200).await;
         }
-        process
+        (process, 5)
     };
-    let ((audit, _), _process) = tokio::join!(stormy, restarts);
+    let ((audit, _), (_process, restarts)) = tokio::join!(stormy, restarts);
+    assert!(restarts > 0, "seed {seed}: nothing was killed");
     assert_eq!((audit.over, audit.worst), (0, 0), "seed {seed}");
     assert!(audit.bound >= PODS / 4, "seed {seed}: {audit:?}");
     let address = *at.lock();
