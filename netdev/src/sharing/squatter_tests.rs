@@ -15,11 +15,12 @@ use rustix::net::{
 };
 
 use super::rendezvous::{name, seqpacket};
-use super::tests::{address, lease};
+use super::tests::lease;
 use super::*;
 use crate::ROCE_PORT;
 use crate::kernel::descriptors::patiently;
 use crate::kernel::rights;
+use crate::testing::loopback;
 use crate::testing::sides::lo;
 use crate::testing::testns::{as_user, or_skip};
 use crate::udp::UdpPort;
@@ -102,7 +103,7 @@ fn memory(bytes: u64, seals: SealFlags) -> OwnedFd {
 
 #[test]
 fn programs_that_do_not_answer_are_named() {
-    let here = address(40);
+    let here = loopback();
     // It never listens; it listens, and answers no connection.
     let socket = squat(&name_of(here));
     let silent = |error: String| {
@@ -126,8 +127,9 @@ fn programs_that_do_not_answer_are_named() {
 
 #[test]
 fn answers_with_other_descriptors_are_refused() {
-    let here = address(42);
-    let ours = lease(&[address(43)], 1).expect("a slot");
+    let here = loopback();
+    let other = loopback();
+    let ours = lease(&[other], 1).expect("a slot");
     let objects = &ours.shared[0].objects;
     let [reader, writer] = objects.sockets.ends();
     let good = [objects.listener.as_fd(), reader, writer, objects.memory.as_fd()];
@@ -168,13 +170,14 @@ fn answers_with_other_descriptors_are_refused() {
         given(here, &[listener.as_fd(), good[1], good[2], good[3]]);
     }
     is_over(here);
-    assert!(lease(&[address(43)], 1).is_ok(), "the real one has not suffered");
+    assert!(lease(&[other], 1).is_ok(), "the real one has not suffered");
 }
 
 #[test]
 fn a_bag_with_something_else_in_it_is_refused() {
-    let here = address(44);
-    let ours = lease(&[address(45)], 1).expect("a slot");
+    let here = loopback();
+    let other = loopback();
+    let ours = lease(&[other], 1).expect("a slot");
     let listener = ours.shared[0].objects.listener.as_fd();
     let memory = || memory(layout::FILE_BYTES, SealFlags::SHRINK | SealFlags::GROW);
     let with = |[reader, writer]: [BorrowedFd<'_>; 2]| {
@@ -215,7 +218,7 @@ fn a_bag_with_something_else_in_it_is_refused() {
 
 #[test]
 fn a_lead_that_another_program_has_is_an_error_that_names_it() {
-    let here = address(46);
+    let here = loopback();
     let duty = name(&format!("{here}/duty")).expect("a name");
     let socket = squat(&duty);
     for listens in [false, true] {
@@ -235,7 +238,7 @@ fn a_lead_that_another_program_has_is_an_error_that_names_it() {
 /// Names have the version of the shared objects: such a process is not met, but it has the port.
 #[test]
 fn a_group_of_another_version_has_the_port() {
-    let here = address(47);
+    let here = loopback();
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
     let socket = socket.expect("a socket");
     sockopt::set_socket_reuseport(&socket, true).expect("set");
@@ -248,7 +251,7 @@ fn a_group_of_another_version_has_the_port() {
 #[test]
 fn another_user_is_named_whatever_it_does() {
     const NOBODY: u32 = 65534;
-    let here = address(48);
+    let here = loopback();
     let listener = or_skip!(
         "shared::another_user_is_named",
         as_user(NOBODY, || {

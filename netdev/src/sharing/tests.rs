@@ -13,16 +13,11 @@ use crate::ROCE_PORT;
 use crate::kernel::descriptors::{patiently, wait_readable};
 use crate::port::contract::PortStats;
 use crate::port::contract::{PathId, PathSpec, Port as _, RxIpId};
+use crate::testing::loopback;
 use crate::testing::sides::{Open as _, SELECTOR, lo};
 use crate::testing::testns::{NetNs, forget_option, has_address, or_skip};
 use crate::udp::UdpPort;
 use crate::udp::handoff::{Inbox, Outbox};
-
-/// An address of this test alone, so that tests of several processes can run in parallel.
-pub(super) fn address(n: u8) -> IpAddr {
-    let [_, _, high, low] = std::process::id().to_be_bytes();
-    IpAddr::from([127, 128 + (high & 0x3F), low, n])
-}
 
 /// A process: its slots, and its ports.
 struct Process {
@@ -74,7 +69,7 @@ fn received(port: &mut UdpPort) -> Vec<u8> {
 
 #[test]
 fn each_process_gets_what_is_for_its_slots() {
-    let here = address(1);
+    let here = loopback();
     let mut all = [(0, 1), (1, 2), (3, 1)].map(|(first, count)| {
         let process = process(&[here], count);
         assert_eq!((process.slots.first(), process.slots.count()), (first, count));
@@ -92,7 +87,7 @@ fn each_process_gets_what_is_for_its_slots() {
 
 #[test]
 fn what_a_process_leaves_is_where_it_was() {
-    let here = address(2);
+    let here = loopback();
     let [first, second, third] = [(); 3].map(|()| process(&[here], 1));
     assert_eq!([&first, &second, &third].map(|it| it.slots.first()), [0, 1, 2]);
     drop(second);
@@ -109,7 +104,7 @@ fn what_a_process_leaves_is_where_it_was() {
 
 #[test]
 fn a_slot_that_is_used_anew_has_nothing_of_the_process_before() {
-    let here = address(3);
+    let here = loopback();
     let keeper = process(&[here], 1);
     let mut last = 0;
     // More than there is room for, so one is used anew.
@@ -153,7 +148,7 @@ fn follow(heirs: &mut [&mut Process], addresses: &[IpAddr]) {
 
 #[test]
 fn the_one_that_follows_reads_what_is_for_all() {
-    let here = [address(4), address(5)];
+    let here = [loopback(), loopback()];
     let first = process(&here, 1);
     let [mut second, mut third] = [(); 2].map(|()| process(&here, 1));
     assert!(!wait_readable(second.ports[0].wait_fd(), 0).expect("poll"));
@@ -184,7 +179,7 @@ fn the_one_that_follows_reads_what_is_for_all() {
 
 #[test]
 fn what_is_handed_over_arrives_as_it_was() {
-    let here = address(6);
+    let here = loopback();
     let [first, mut second] = [(); 2].map(|()| process(&[here], 1));
     let other = IpAddr::from([255, 0, 0, 1]);
     let kinds = [RxIpId::None, RxIpId::Hint(9), RxIpId::Exact { id: 0xfffe, flags: 0x4000 }];
@@ -215,7 +210,7 @@ fn what_is_handed_over_arrives_as_it_was() {
     assert_eq!(nth, 6);
     // Datagrams for slots without a process, and for other addresses, are not kept.
     assert!(!first.slots.hand_over(9, &datagram(here, b"x")));
-    assert!(!first.slots.hand_over(1, &datagram(address(99), b"x")));
+    assert!(!first.slots.hand_over(1, &datagram(loopback(), b"x")));
     // A mailbox without a reader fills up.
     let payload = [0; 4096];
     let room = (0..10_000).take_while(|_| first.slots.hand_over(1, &datagram(here, &payload)));
@@ -225,7 +220,7 @@ fn what_is_handed_over_arrives_as_it_was() {
 /// Another process would deny the neighbour's connection.
 #[test]
 fn a_datagram_for_a_living_neighbour_is_that_ones_even_if_it_is_lost() {
-    let here = address(63);
+    let here = loopback();
     let [first, second] = [(); 2].map(|()| process(&[here], 1));
     let payload = [0; 4096];
     let deliver = || first.slots.deliver(1, &datagram(here, &payload));
@@ -247,7 +242,7 @@ fn a_datagram_for_a_living_neighbour_is_that_ones_even_if_it_is_lost() {
 /// Other processes may write anything.
 #[test]
 fn a_mailbox_with_nonsense_is_read_no_more_and_harms_nothing() {
-    let here = address(7);
+    let here = loopback();
     let good = {
         let mut bytes = Vec::new();
         let (writer, reader) = UnixStream::pair().expect("a pair");
@@ -291,7 +286,7 @@ fn a_mailbox_with_nonsense_is_read_no_more_and_harms_nothing() {
 
 #[test]
 fn a_service_has_one_process_that_listens() {
-    let here = [address(8), address(9)];
+    let here = [loopback(), loopback()];
     let [first, second, third] = [(); 3].map(|()| lease(&here, 1).expect("a slot"));
     let in_use =
         |result: io::Result<()>| result.is_err_and(|e| e.raw_os_error() == Some(libc::EADDRINUSE));
@@ -330,7 +325,7 @@ fn a_service_has_one_process_that_listens() {
 #[test]
 fn a_port_is_one_processs_or_all_share_it() {
     use PortClaim::{Alone, None, Shared};
-    let here = [address(16), address(17)];
+    let here = [loopback(), loopback()];
     let [first, second, third] = [(); 3].map(|()| lease(&here, 1).expect("a slot"));
     let in_use =
         |result: io::Result<()>| result.is_err_and(|e| e.raw_os_error() == Some(libc::EADDRINUSE));
@@ -388,7 +383,7 @@ fn ipv6_addresses_are_shared_too() {
 /// While the first process's datagrams come, others join.
 #[test]
 fn nothing_is_lost_when_others_join() {
-    let here = address(64);
+    let here = loopback();
     let mut first = process(&[here], 1);
     let senders: Vec<UdpSocket> =
         (0..16).map(|_| UdpSocket::bind("127.0.0.1:0").expect("a socket")).collect();
@@ -409,7 +404,7 @@ fn nothing_is_lost_when_others_join() {
 /// Those that have gone wait for the end of nothing.
 #[test]
 fn who_leaves_leaves_nothing_behind() {
-    let here = address(18);
+    let here = loopback();
     let keeper = lease(&[here], 1).expect("a slot");
     let descriptors = || std::fs::read_dir("/proc/self/fd").expect("procfs").count();
     let passes = || {
@@ -431,7 +426,7 @@ fn who_leaves_leaves_nothing_behind() {
 
 #[test]
 fn with_the_last_process_all_is_gone() {
-    let here = address(10);
+    let here = loopback();
     let [first, second] = [(); 2].map(|()| process(&[here], 1));
     let alone = || UdpSocket::bind((here, ROCE_PORT));
     assert!(alone().is_err());
@@ -446,7 +441,7 @@ fn with_the_last_process_all_is_gone() {
 
 #[test]
 fn a_program_that_shares_with_nobody_has_the_address_alone() {
-    let here = address(11);
+    let here = loopback();
     let alone = UdpSocket::bind((here, ROCE_PORT)).expect("free");
     let error = lease(&[here], 1).expect_err("the port is in use").to_string();
     assert!(error.contains("UDP/4791 is held by pid"), "{error}");
@@ -460,7 +455,7 @@ fn a_program_that_shares_with_nobody_has_the_address_alone() {
 /// As under QEMU's emulation of Linux for programs of other processors.
 #[test]
 fn where_the_kernel_cannot_steer_the_first_process_has_its_addresses_alone() {
-    let here = address(24);
+    let here = loopback();
     let process = std::thread::spawn(move || {
         forget_option(libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF);
         let error = lease(&[here], 1).expect_err("the option is missing");
@@ -484,7 +479,7 @@ fn where_the_kernel_cannot_steer_the_first_process_has_its_addresses_alone() {
 
 #[test]
 fn processes_with_some_addresses_in_common_have_the_same_slots_on_all_of_theirs() {
-    let [one, two] = [address(12), address(13)];
+    let [one, two] = [loopback(), loopback()];
     let mut first = process(&[one], 1);
     let mut both = process(&[two, one], 1);
     assert_eq!(both.slots.first(), 1);
@@ -502,7 +497,7 @@ fn processes_with_some_addresses_in_common_have_the_same_slots_on_all_of_theirs(
 
 #[test]
 fn more_slots_than_there_are_are_refused() {
-    let here = address(14);
+    let here = loopback();
     let first = lease(&[here], 64).expect("slots");
     let error = lease(&[here], 250).expect_err("too many").to_string();
     assert!(error.contains("no 250 are free"), "{error}");
@@ -512,7 +507,7 @@ fn more_slots_than_there_are_are_refused() {
 /// A path to a neighbour on the same address is as any other.
 #[test]
 fn neighbours_reach_each_other() {
-    let here = address(15);
+    let here = loopback();
     let [mut first, mut second] = [(); 2].map(|()| process(&[here], 1));
     let spec =
         PathSpec { local: here, remote: here, src_port: 0xc100, tos: 0, ttl: 64, flow_label: 0 };
@@ -534,7 +529,7 @@ fn neighbours_reach_each_other() {
 
 #[test]
 fn rings_are_smaller_for_those_that_join_unless_the_program_says_how_large() {
-    let here = address(25);
+    let here = loopback();
     let default = PortConfig::default();
     let frames = |slots: &Slots| slots.fitted(&default).packet.ring_frames;
     let mut all = Vec::new();
@@ -555,7 +550,7 @@ fn rings_are_smaller_for_those_that_join_unless_the_program_says_how_large() {
 /// A process in the middle of a change is waited for, and no longer than two seconds.
 #[test]
 fn a_process_that_is_stopped_in_a_change_is_named() {
-    let here = address(27);
+    let here = loopback();
     let first = lease(&[here], 1).expect("a slot");
     let held = first.shared[0].locks.hold().expect("free");
     let error = lease(&[here], 1).expect_err("held").to_string();

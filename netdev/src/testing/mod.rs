@@ -7,3 +7,16 @@ mod rails;
 mod scarcity;
 pub(crate) mod sides;
 pub(crate) mod testns;
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// An address in 127.64.0.0/10 and above that no other test has, of this process or of another:
+/// all use UDP/4791.
+pub(crate) fn loopback() -> IpAddr {
+    static NEXT: AtomicU8 = AtomicU8::new(64);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    assert!(number >= 64, "more addresses than a process has");
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    IpAddr::from([127, number, high, low])
+}

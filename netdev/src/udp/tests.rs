@@ -5,17 +5,9 @@ use crate::ROCE_PORT;
 use crate::kernel::descriptors;
 use crate::port::config::UdpConfig;
 use crate::port::contract::RxIpId;
+use crate::testing::loopback;
 use crate::testing::sides::{Got, Open as _, lo, receive_for};
 use crate::testing::testns::{Pair, forget_option, or_skip};
-
-/// Addresses 127.x.y.z of this test process alone, so that tests of several processes, which all
-/// use UDP/4791, can run in parallel.
-fn loopback(n: u8) -> IpAddr {
-    let pid = std::process::id();
-    // 63 × 256 pids apart; the second byte is never 0, where 127.0.0.1 is.
-    let [_, _, high, low] = pid.to_be_bytes();
-    IpAddr::from([127, 64 + (high & 0x3F) + 1, low, n])
-}
 
 /// The default configuration but for the receive buffer.
 fn small_buffer(bytes: u32) -> PortConfig {
@@ -78,7 +70,7 @@ fn receive(port: &mut UdpPort, count: usize) -> Vec<Got> {
 
 #[test]
 fn a_run_arrives_whole_with_the_identifications_of_its_segments() {
-    let (a, b) = (loopback(1), loopback(2));
+    let (a, b) = (loopback(), loopback());
     let (mut tx, mut rx) = (open(a), open(b));
     let path = tx.add_path(&spec(a, b)).unwrap();
     let sizes = [4120, 4120, 4120, 4120, 100];
@@ -97,7 +89,7 @@ fn a_run_arrives_whole_with_the_identifications_of_its_segments() {
 
 #[test]
 fn mixed_sizes_and_paths_leave_with_one_flush_in_order() {
-    let (a, b, c) = (loopback(3), loopback(4), loopback(5));
+    let (a, b, c) = (loopback(), loopback(), loopback());
     let (mut tx, mut rx_b, mut rx_c) = (open(a), open(b), open(c));
     let to_b = tx.add_path(&spec(a, b)).unwrap().id;
     let to_c = tx.add_path(&spec(a, c)).unwrap().id;
@@ -120,7 +112,7 @@ fn mixed_sizes_and_paths_leave_with_one_flush_in_order() {
 
 #[test]
 fn more_than_one_run_per_flush_and_more_than_one_burst_per_receive() {
-    let (a, b) = (loopback(6), loopback(7));
+    let (a, b) = (loopback(), loopback());
     let (mut tx, mut rx) = (open(a), open(b));
     let path = tx.add_path(&spec(a, b)).unwrap().id;
     let mut sent = 0_u32;
@@ -197,7 +189,7 @@ fn ipv6_has_no_identification_and_carries_the_traffic_class() {
 
 #[test]
 fn tos_is_per_path_and_arrives() {
-    let (a, b) = (loopback(8), loopback(9));
+    let (a, b) = (loopback(), loopback());
     let (mut tx, mut rx) = (open(a), open(b));
     for tos in [0, 2, 0x68, 0xFF] {
         let path = tx.add_path(&PathSpec { tos, ttl: 17, ..spec(a, b) }).unwrap();
@@ -208,7 +200,7 @@ fn tos_is_per_path_and_arrives() {
 
 #[test]
 fn a_taken_port_is_explained() {
-    let a = loopback(10);
+    let a = loopback();
     let _first = open(a);
     let error = UdpPort::open(&lo(), &[a], &PortConfig::default()).err().unwrap();
     assert_eq!(error.errno(), libc::EADDRINUSE);
@@ -223,7 +215,7 @@ fn a_port_that_no_process_holds_is_waited_for() {
     use std::os::fd::AsFd as _;
 
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-    let a = loopback(201);
+    let a = loopback();
     let held = std::net::UdpSocket::bind((a, ROCE_PORT)).unwrap();
     let (to, from) = std::os::unix::net::UnixStream::pair().unwrap();
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -255,12 +247,12 @@ fn a_port_needs_an_address_of_its_own() {
 
 #[test]
 fn paths_that_cannot_work_are_refused() {
-    let a = loopback(11);
+    let a = loopback();
     let mut port = open(a);
     let kind = |port: &mut UdpPort, spec: &PathSpec| port.add_path(spec).err().unwrap().kind();
     let v6 = IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]);
     assert_eq!(kind(&mut port, &spec(a, v6)), io::ErrorKind::InvalidInput);
-    assert_eq!(kind(&mut port, &spec(loopback(12), a)), io::ErrorKind::AddrNotAvailable);
+    assert_eq!(kind(&mut port, &spec(loopback(), a)), io::ErrorKind::AddrNotAvailable);
     // A loopback source reaches nothing outside.
     let outside = port.add_path(&spec(a, IpAddr::from([192, 0, 2, 1]))).err().unwrap();
     assert!(outside.to_string().contains("to 192.0.2.1"), "{outside}");
@@ -268,7 +260,7 @@ fn paths_that_cannot_work_are_refused() {
 
 #[test]
 fn a_taken_source_port_is_replaced_and_reported() {
-    let (a, b) = (loopback(13), loopback(14));
+    let (a, b) = (loopback(), loopback());
     let (mut tx, mut rx) = (open(a), open(b));
     let _taken = std::net::UdpSocket::bind((a, 0xC123)).unwrap();
     let path = tx.add_path(&spec(a, b)).unwrap();
@@ -289,7 +281,7 @@ fn a_taken_source_port_is_replaced_and_reported() {
 /// does not open a socket each time.
 #[test]
 fn many_paths_share_their_source_ports() {
-    let (a, b) = (loopback(17), loopback(18));
+    let (a, b) = (loopback(), loopback());
     let (mut tx, mut rx) = (open(a), open(b));
     let paths: Vec<_> = (0..1000)
         .map(|n| tx.add_path(&PathSpec { src_port: 0xC000 + n, ..spec(a, b) }).unwrap())
@@ -324,7 +316,7 @@ fn many_paths_share_their_source_ports() {
 
 #[test]
 fn a_removed_path_sends_what_was_committed_and_frees_its_source_port() {
-    let (a, b) = (loopback(15), loopback(16));
+    let (a, b) = (loopback(), loopback());
     let (mut tx, mut rx) = (open(a), open(b));
     let first = tx.add_path(&spec(a, b)).unwrap();
     let second = tx.add_path(&spec(a, b)).unwrap();
@@ -348,7 +340,7 @@ fn a_removed_path_sends_what_was_committed_and_frees_its_source_port() {
 
 #[test]
 fn a_guard_owns_the_port_drops_what_comes_and_sends() {
-    let (a, b) = (loopback(30), loopback(31));
+    let (a, b) = (loopback(), loopback());
     let mut guard = open_guard(&lo(), a);
     let mut other = open(b);
     let to_guard = other.add_path(&spec(b, a)).unwrap();
@@ -364,7 +356,7 @@ fn a_guard_owns_the_port_drops_what_comes_and_sends() {
 
 #[test]
 fn an_address_without_a_path_is_heard_while_another_has_one() {
-    let (a, b, c) = (loopback(19), loopback(20), loopback(21));
+    let (a, b, c) = (loopback(), loopback(), loopback());
     let mut two = UdpPort::open(&lo(), &[a, b], &PortConfig::default()).unwrap();
     two.add_path(&spec(a, c)).unwrap();
     let mut other = open(c);
@@ -375,7 +367,7 @@ fn an_address_without_a_path_is_heard_while_another_has_one() {
 
 #[test]
 fn without_segmentation_every_datagram_is_its_own_run() {
-    let (a, b) = (loopback(22), loopback(23));
+    let (a, b) = (loopback(), loopback());
     let config = PortConfig { no_segmentation: true, ..PortConfig::default() };
     let mut tx = UdpPort::open(&lo(), &[a], &config).unwrap();
     assert_eq!(tx.capabilities().segments_max, 1);
@@ -388,7 +380,7 @@ fn without_segmentation_every_datagram_is_its_own_run() {
 
 #[test]
 fn there_is_no_room_for_what_cannot_be_sent() {
-    let (a, b) = (loopback(24), loopback(25));
+    let (a, b) = (loopback(), loopback());
     let mut tx = open(a);
     let path = tx.add_path(&spec(a, b)).unwrap();
     assert!(tx.reserve(path.id, 65_508).is_none());
@@ -399,8 +391,8 @@ fn there_is_no_room_for_what_cannot_be_sent() {
 fn the_receive_budget_is_what_the_queue_really_holds() {
     let config = small_buffer(212_992);
     let sizes = [0, 64, 160, 161, 608, 609, 1044, 1632, 1633, 2068, 3680, 3681, 4120, 7776];
-    for (payload, n) in sizes.into_iter().zip(0..) {
-        let (a, b) = (loopback(100 + 2 * n), loopback(101 + 2 * n));
+    for payload in sizes {
+        let (a, b) = (loopback(), loopback());
         // Nothing is read before all is sent: the worst case for a peer within the budget.
         let mut rx = UdpPort::open(&lo(), &[b], &config).unwrap();
         let single = PortConfig { no_segmentation: true, ..PortConfig::default() };
@@ -426,7 +418,7 @@ fn the_receive_budget_is_what_the_queue_really_holds() {
 
 #[test]
 fn an_overrun_is_counted() {
-    let (a, b) = (loopback(28), loopback(29));
+    let (a, b) = (loopback(), loopback());
     let config = small_buffer(20_000);
     let mut rx = UdpPort::open(&lo(), &[b], &config).unwrap();
     let mut tx = open(a);
@@ -448,7 +440,7 @@ mod wire;
 
 #[test]
 fn several_ports_share_an_address_and_each_gets_what_is_for_its_queue_pairs() {
-    let (own, peer) = (loopback(171), loopback(172));
+    let (own, peer) = (loopback(), loopback());
     let several = || {
         UdpPort::open_shards(
             &lo(),

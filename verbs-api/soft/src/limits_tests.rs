@@ -75,9 +75,9 @@ fn shards_announce_together_what_one_queue_holds_where_no_queue_is_theirs() {
     }
 }
 
-/// A device that shares the address `last` of its process, and its slots.
-pub(super) fn shared(last: u8) -> (Arc<Hca>, Arc<Slots>) {
-    let (here, [own, _]) = neighbours(last);
+/// A device that shares its address, and its slots.
+pub(super) fn shared() -> (Arc<Hca>, Arc<Slots>) {
+    let (here, [own, _]) = neighbours();
     let port = SimNet::new(1).port(&[here], &SimConfig::default()).unwrap();
     let (parts, why) = ((vec![AnyPort::from(port)], Some(own.clone())), (String::new(), None));
     (Hca::start(&settings(false), "sim", parts, why, None).unwrap(), own)
@@ -130,7 +130,7 @@ fn whatever_a_container_may_not_have_leaves_nothing() {
             Qp::create(&w.pd, &attr).map(boxed)
         }),
     ];
-    let (hca, own) = shared(10);
+    let (hca, own) = shared();
     let device = Device::new(hca, Arc::new(Inbox::new().unwrap()), true).unwrap();
     let (pd, cq) = (Pd::new(&device), Cq::create(&device, 4, None).unwrap());
     let world = World { device, pd, cq, memory: [0; 32] };
@@ -178,7 +178,7 @@ fn whatever_a_container_may_not_have_leaves_nothing() {
 /// charged with stay, and it may be changed once nothing is in the way.
 #[test]
 fn a_region_that_may_not_be_changed_is_charged_as_before() {
-    let (hca, own) = shared(11);
+    let (hca, own) = shared();
     let device = Device::new(hca, Arc::new(Inbox::new().unwrap()), true).unwrap();
     let (pd, other) = (Pd::new(&device), Pd::new(&device));
     let ledger = own.account().sit_alone().unwrap();
@@ -223,7 +223,7 @@ fn a_region_that_may_not_be_changed_is_charged_as_before() {
 
 #[test]
 fn a_region_that_changes_its_length_is_charged_with_its_last() {
-    let (hca, own) = shared(9);
+    let (hca, own) = shared();
     own.account().charge(&[9, 9, 1 << 20]).unwrap();
     let held = || format!("{:?}", own.account());
     let before = held();

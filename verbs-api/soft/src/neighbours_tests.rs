@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use rocinante_netdev::sim::{SimConfig, SimNet};
@@ -18,11 +19,14 @@ use super::neighbours::Neighbours;
 use super::router::Router;
 use super::shard::Shard;
 
-/// An address of this process alone, and two processes on it as far as the kernel knows: the
+/// An address that no other test has, and two processes on it as far as the kernel knows: the
 /// leader, and its neighbour.
-pub(super) fn neighbours(last: u8) -> (IpAddr, [Arc<Slots>; 2]) {
+pub(super) fn neighbours() -> (IpAddr, [Arc<Slots>; 2]) {
+    static NEXT: AtomicU8 = AtomicU8::new(64);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    assert!(number >= 64, "more addresses than a process has");
     let [_, _, high, low] = std::process::id().to_be_bytes();
-    let here = IpAddr::from([127, 192 | (high & 0x3F), low, last]);
+    let here = IpAddr::from([127, number, high, low]);
     let lo = Interface::by_name("lo").unwrap();
     let lease = || Slots::lease(&lo, &[here], &PortConfig::default(), Shards::ONE).unwrap();
     (here, [(); 2].map(|()| Arc::new(lease())))
@@ -32,7 +36,7 @@ pub(super) fn neighbours(last: u8) -> (IpAddr, [Arc<Slots>; 2]) {
 /// end it.
 #[test]
 fn what_a_full_mailbox_does_not_take_stays_unanswered() {
-    let (here, [first, second]) = neighbours(1);
+    let (here, [first, second]) = neighbours();
     let mut router = Router::new(None, Some(Neighbours::new(&first)));
     let id = |slot: u8| CommId(u32::from(slot) << 24 | 5);
     let mut question = |slot: u8| {
@@ -70,7 +74,7 @@ fn what_a_full_mailbox_does_not_take_stays_unanswered() {
 /// The DREQ for a process that has gone takes a path, and the port has to find its neighbour.
 #[test]
 fn a_path_to_the_peer_of_the_dead_has_chores_at_once() {
-    let (here, [first, second]) = neighbours(2);
+    let (here, [first, second]) = neighbours();
     let port = SimNet::new(1).port(&[here], &SimConfig::default()).unwrap();
     let mut engine = Engine::new(EngineConfig::default());
     engine.start_cm(CmConfig { slot: Some(first.first()), ..CmConfig::default() });
@@ -96,7 +100,7 @@ fn a_path_to_the_peer_of_the_dead_has_chores_at_once() {
 /// connection that the peer's repetition begins there.
 #[test]
 fn a_request_that_waited_is_left_to_the_neighbour_that_listens() {
-    let (here, [first, second]) = neighbours(3);
+    let (here, [first, second]) = neighbours();
     let services = [1, 2].map(|port| ServiceId::of_port(PortSpace::Tcp, port));
     let mut engine = Engine::new(EngineConfig::default());
     let config = CmConfig { refusal_delay: 5, ..CmConfig::default() };

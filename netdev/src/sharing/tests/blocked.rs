@@ -29,7 +29,7 @@ fn in_time<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'sta
 
 #[test]
 fn a_neighbour_that_has_calls_on_the_listener_wait_keeps_no_process() {
-    let here = address(60);
+    let here = loopback();
     let first = process(&[here], 1);
     let listener = &first.slots.shared[0].objects.listener;
     for _ in 0..3 {
@@ -67,7 +67,7 @@ fn send_lingering(to: &SocketAddrUnix) -> (Result<(), Option<i32>>, impl Sized +
 
 #[test]
 fn another_user_has_no_process_wait() {
-    let here = address(61);
+    let here = loopback();
     let first = process(&[here], 1);
     let names = [here.to_string(), format!("{here}/duty")].map(|text| name(&text).expect("a name"));
     let mut others = Vec::new();
@@ -91,7 +91,7 @@ fn another_user_has_no_process_wait() {
 /// A guardian takes descriptors of its user's processes.
 #[test]
 fn another_user_has_no_guardian_wait() {
-    let here = address(62);
+    let here = loopback();
     let (socket, name) = Guardian::socket().expect("a socket");
     let to = SocketAddrUnix::new_abstract_name(name.as_bytes()).expect("a name");
     // This user is the other one.

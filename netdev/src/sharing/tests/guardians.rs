@@ -71,7 +71,7 @@ fn note(ward: &Process, here: IpAddr, key: u32) {
 
 #[test]
 fn the_last_processes_of_an_address_leave_it_to_their_guardians() {
-    let here = [address(30), address(31)];
+    let here = [loopback(), loopback()];
     let (mut one, one_name) = guardian();
     let (mut two, two_name) = guardian();
     // A process with two shards, and one of another program.
@@ -114,7 +114,7 @@ fn the_last_processes_of_an_address_leave_it_to_their_guardians() {
 
 #[test]
 fn what_a_process_has_ended_itself_is_not_owed() {
-    let here = address(32);
+    let here = loopback();
     let (mut one, name) = guardian();
     let (first, told) = ward(&name, &[here], 1);
     note(&first, here, 1);
@@ -128,7 +128,7 @@ fn what_a_process_has_ended_itself_is_not_owed() {
 /// Any process of the user can connect, and say anything.
 #[test]
 fn a_guardian_takes_no_nonsense_and_goes_on() {
-    let here = address(33);
+    let here = loopback();
     let (mut one, name) = guardian();
     let (first, told) = ward(&name, &[here], 1);
     let [shared] = &first.slots.shared[..] else { panic!("one address") };
@@ -156,7 +156,7 @@ fn a_guardian_takes_no_nonsense_and_goes_on() {
 
 #[test]
 fn a_guardian_says_what_it_has_no_room_for() {
-    let here = address(37);
+    let here = loopback();
     let (mut one, name) = guardian();
     let (first, told) = ward(&name, &[here], 1);
     let [shared] = &first.slots.shared[..] else { panic!("one address") };
@@ -183,7 +183,7 @@ fn a_guardian_says_what_it_has_no_room_for() {
 
 #[test]
 fn a_guardian_ends_with_the_program_and_its_last_process() {
-    let here = address(34);
+    let here = loopback();
     let mut program = std::process::Command::new("cat");
     let mut program = program.stdin(std::process::Stdio::piped()).spawn().expect("a program");
     let pid = rustix::process::Pid::from_child(&program);
@@ -220,7 +220,7 @@ fn without_descriptors() {
     if std::env::var_os(WITHOUT).is_none() {
         return;
     }
-    let here = [address(35), address(36)];
+    let here = [loopback(), loopback()];
     let few = limit_descriptors(100);
     let (mut one, name) = guardian();
     let limit = getrlimit(Resource::Nofile);

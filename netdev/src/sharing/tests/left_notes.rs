@@ -50,7 +50,7 @@ fn note(mark: u8) -> [u8; NOTE_BYTES] {
 
 #[test]
 fn notes_of_a_process_that_has_gone_are_told_to_the_leader() {
-    let here = [address(20), address(21)];
+    let here = [loopback(), loopback()];
     let [mut first, second, third] = [(); 3].map(|()| process(&here, 1));
     let other = process(&here, 2);
     // Two of each, and one that has been dropped; the same key on two addresses.
@@ -85,7 +85,7 @@ fn notes_of_a_process_that_has_gone_are_told_to_the_leader() {
 /// Another process that is just joining or leaving keeps the leader from looking.
 #[test]
 fn a_leader_that_could_not_look_for_notes_is_woken_to_look_again() {
-    let here = address(25);
+    let here = loopback();
     let [mut first, second, third] = [(); 3].map(|()| process(&[here], 1));
     second.slots.note(here, 7, &note(7));
     third.slots.note(here, 7, &note(8));
@@ -114,7 +114,7 @@ fn a_leader_that_could_not_look_for_notes_is_woken_to_look_again() {
 /// Who has read them may die before anything came of it.
 #[test]
 fn notes_stay_until_they_are_forgotten_and_no_process_takes_their_slot_before() {
-    let here = address(26);
+    let here = loopback();
     let first = process(&[here], 1);
     let gone: Vec<Process> = (0..ROOM_MIN + 4).map(|_| process(&[here], 1)).collect();
     for (nth, it) in gone.iter().enumerate() {
@@ -149,7 +149,7 @@ fn notes_stay_until_they_are_forgotten_and_no_process_takes_their_slot_before() 
 
 #[test]
 fn a_slot_that_is_used_anew_has_no_notes_of_the_process_before() {
-    let here = address(22);
+    let here = loopback();
     let first = process(&[here], 1);
     let second = process(&[here], 1);
     second.slots.note(here, 7, &note(7));
@@ -174,7 +174,7 @@ impl Process {
 /// Any process of the user may write to the file.
 #[test]
 fn a_file_with_nonsense_tells_nonsense_and_harms_nobody() {
-    let here = address(23);
+    let here = loopback();
     let first = process(&[here], 1);
     let second = process(&[here], 1);
     second.slots.note(here, 7, &note(7));

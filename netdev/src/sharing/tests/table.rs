@@ -17,7 +17,7 @@ fn reads() -> std::io::Result<u64> {
 /// One read gives the state of all slots, and one search each row of locks that a process has.
 #[test]
 fn slots_are_taken_with_few_reads_and_a_search_for_each_other_process() {
-    let here = address(19);
+    let here = loopback();
     let first = lease(&[here], 1).expect("slots");
     first.note(here, 1, &[1; NOTE_BYTES]);
     let mut others = Vec::new();

@@ -168,7 +168,7 @@ fn a_peer_for_which_no_memory_is_left_gets_copies() {
     // Without room for one ring there is none, and the port says so.
     let udp = UdpConfig { ring_bytes: one - 1, ..UdpConfig::default() };
     let config = PortConfig { udp, ..PortConfig::default() };
-    let own = loopback(91);
+    let own = loopback();
     let port = UdpPort::open(&lo(), &[own], &config).unwrap();
     let why = port.capabilities().copies_because.clone().unwrap();
     assert!(why.contains("no room"), "{why}");
@@ -204,7 +204,7 @@ fn where_a_call_is_forbidden_all_is_copied_and_the_port_says_why() {
         (libc::SYS_pipe2, "no pipe: Operation not permitted"),
     ];
     for (call, reason) in calls {
-        let (a, b) = (loopback(92), loopback(93));
+        let (a, b) = (loopback(), loopback());
         std::thread::scope(|scope| {
             let confined = scope.spawn(|| {
                 forbid_call(call);
@@ -221,7 +221,7 @@ fn where_a_call_is_forbidden_all_is_copied_and_the_port_says_why() {
     }
     // Forbidden while rings are in use: the message is ended by a copy, and so are all others.
     for call in [libc::SYS_vmsplice, libc::SYS_splice] {
-        let (a, b) = (loopback(94), loopback(95));
+        let (a, b) = (loopback(), loopback());
         std::thread::scope(|scope| {
             let confined = scope.spawn(|| {
                 let (mut tx, mut rx) = (open(a), open(b));
@@ -265,7 +265,7 @@ fn short_runs_take_no_more_of_a_ring_than_their_pages() {
 
 #[test]
 fn datagrams_of_other_services_are_copied() {
-    let (a, b) = (loopback(96), loopback(97));
+    let (a, b) = (loopback(), loopback());
     let (mut tx, mut rx) = (open(a), open(b));
     let path = tx.add_path(&spec(a, b)).unwrap().id;
     // UC, RD, UD.
@@ -308,7 +308,7 @@ fn runs_that_find_the_socket_full_wait_and_leave_later() {
 
 #[test]
 fn a_message_that_a_killed_process_began_is_not_gone_on_with() {
-    let [a, b, c] = [98, 99, 100].map(loopback);
+    let [a, b, c] = [(); 3].map(|()| loopback());
     let (mut rx, other) = (open(b), open(c));
     let config = PortConfig::default();
     let mut own =

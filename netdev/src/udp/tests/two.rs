@@ -12,7 +12,7 @@ fn open_two(addresses: [IpAddr; 2]) -> UdpPort {
 /// Also where paths share their source ports.
 #[test]
 fn datagrams_of_each_address_leave_from_it() {
-    let (own, peer) = ([loopback(40), loopback(41)], loopback(42));
+    let (own, peer) = ([loopback(), loopback()], loopback());
     let (mut tx, mut rx) = (open_two(own), open(peer));
     let mut paths = Vec::new();
     for n in 0..100 {
@@ -51,7 +51,7 @@ fn datagrams_of_each_address_leave_from_it() {
 /// has some.
 #[test]
 fn an_address_is_read_at_once_while_it_has_a_path() {
-    let (own, peer) = ([loopback(51), loopback(52)], loopback(53));
+    let (own, peer) = ([loopback(), loopback()], loopback());
     let (mut port, mut other) = (open_two(own), open(peer));
     let to = own.map(|local| other.add_path(&spec(peer, local)).unwrap().id);
     let mut paths: Vec<_> = [own[1], own[0], own[1], own[0]]
@@ -77,7 +77,7 @@ fn an_address_is_read_at_once_while_it_has_a_path() {
 /// The ids wait for the datagrams committed to any of the removed paths.
 #[test]
 fn paths_that_are_removed_together_all_give_back_what_they_had() {
-    let (own, peer) = ([loopback(43), loopback(44)], loopback(45));
+    let (own, peer) = ([loopback(), loopback()], loopback());
     let (mut tx, mut rx) = (open_two(own), open(peer));
     let calm = watched(tx.wait_fd());
     let mut greatest = 0;
@@ -103,7 +103,7 @@ fn paths_that_are_removed_together_all_give_back_what_they_had() {
 /// Datagrams lost in a group's full queue stay counted when the group is left.
 #[test]
 fn counters_only_grow_when_a_group_is_left() {
-    let own = loopback(46);
+    let own = loopback();
     let IpAddr::V4(address) = own else { unreachable!("it is IPv4") };
     // Unique to this process, as the address is.
     let [_, high, low, number] = address.octets();
@@ -132,7 +132,7 @@ fn counters_only_grow_when_a_group_is_left() {
 
 #[test]
 fn source_ports_at_their_least_and_greatest_are_what_is_told() {
-    let (own, peer) = (loopback(47), loopback(48));
+    let (own, peer) = (loopback(), loopback());
     let (mut tx, mut rx) = (open(own), open(peer));
     let taken = [u16::MAX, 0xC000].map(|port| std::net::UdpSocket::bind((own, port)).unwrap());
     let told = [0, 1, ROCE_PORT, 0xBFFF, u16::MAX].map(|src_port| {
@@ -148,7 +148,7 @@ fn source_ports_at_their_least_and_greatest_are_what_is_told() {
 
 #[test]
 fn buffers_and_lifetimes_may_be_as_small_and_large_as_can_be() {
-    let (own, peer) = (loopback(49), loopback(50));
+    let (own, peer) = (loopback(), loopback());
     for bytes in [0, 1, u32::MAX] {
         for force_buffers in [false, true] {
             let config = PortConfig {
@@ -172,7 +172,7 @@ fn buffers_and_lifetimes_may_be_as_small_and_large_as_can_be() {
 /// The fill is that of the queue read last, if it was not read to its end.
 #[test]
 fn it_is_known_how_far_the_queue_is_filled_that_is_being_read() {
-    let (own, peer) = ([loopback(54), loopback(55)], loopback(56));
+    let (own, peer) = ([loopback(), loopback()], loopback());
     let udp = UdpConfig { rx_buffer_bytes: 65_536, ..UdpConfig::default() };
     let mut rx = UdpPort::open(&lo(), &own, &PortConfig { udp, ..PortConfig::default() }).unwrap();
     let mut tx = open(peer);

@@ -301,7 +301,7 @@ fn a_flood_is_left_alone_for_a_moment_and_then_read_at_once() {
 /// Where a thread is cancelled in its sleep, only the drop of what it holds says so.
 #[test]
 fn a_sleep_on_a_channel_lasts_until_it_is_dropped() {
-    let (hca, _) = shared(11);
+    let (hca, _) = shared();
     let device = Device::new(hca, Arc::new(Inbox::new().unwrap()), true).unwrap();
     let channel = Channel::create(&device).unwrap();
     let is_waited = || device.shards.all().any(|core| core.watch.view().is_waited());
