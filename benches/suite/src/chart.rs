@@ -70,6 +70,17 @@ impl Chart {
     fn draw<'a>(&'a self, svg: &'a mut String) -> Result<(), Box<dyn std::error::Error>> {
         let root = SVGBackend::with_string(svg, (960, 600)).into_drawing_area();
         root.fill(&WHITE)?;
+        // Beside the chart: in it they would hide lines.
+        let (root, names) = root.split_horizontally(790);
+        for (line, y) in self.lines.iter().zip((60..).step_by(18)) {
+            let (style, stroke) = (colour(line.peer()).stroke_width(2), [(4, y), (28, y)]);
+            if line.is_baseline {
+                names.draw(&DashedPathElement::new(stroke, 4, 4, style))?;
+            } else {
+                names.draw(&PathElement::new(stroke, style))?;
+            }
+            names.draw(&Text::new(line.name.as_str(), (34, y - 6), ("sans-serif", 12)))?;
+        }
         let ends = |value: &(f64, f64, f64)| [(value.0, value.1), (value.0, value.2)];
         let points = self
             .lines
@@ -101,8 +112,7 @@ impl Chart {
                 .draw()?;
             self.draw_lines(&mut chart)?;
         }
-        root.present()?;
-        Ok(())
+        Ok(root.present()?)
     }
 
     fn draw_lines<'a, XAxis>(
@@ -117,9 +127,7 @@ impl Chart {
             let points = line.points.iter().copied();
             if line.is_baseline {
                 let dashes = DashedLineSeries::new(points, 4, 4, style);
-                chart.draw_series(dashes).map_err(told)?.label(&line.name).legend(move |(x, y)| {
-                    DashedPathElement::new([(x, y), (x + 24, y)], 4, 4, style)
-                });
+                chart.draw_series(dashes).map_err(told)?;
                 continue;
             }
             let dots = points.clone().map(|point| Circle::new(point, 3, style.filled()));
@@ -128,17 +136,9 @@ impl Chart {
             let spread = line.spread.iter();
             let bars = spread.map(|(x, min, max)| PathElement::new([(*x, *min), (*x, *max)], thin));
             chart.draw_series(bars).map_err(told)?;
-            let series = LineSeries::new(points, style);
-            let legend = move |(x, y)| PathElement::new([(x, y), (x + 24, y)], style);
-            chart.draw_series(series).map_err(told)?.label(&line.name).legend(legend);
+            chart.draw_series(LineSeries::new(points, style)).map_err(told)?;
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
-            .background_style(WHITE.mix(0.8))
-            .border_style(BLACK)
-            .draw()
-            .map_err(told)
+        Ok(())
     }
 }
 
@@ -181,7 +181,7 @@ fn colour(peer: &str) -> RGBColor {
         "afxdp-agent" => RGBColor(0x98, 0xdf, 0x8a),
         "vxlan-udp" => RGBColor(0x39, 0x3b, 0x79),
         "vxlan-packet" => RGBColor(0x84, 0x3c, 0x39),
-        "vxlan-tcp" => RGBColor(0x63, 0x63, 0x63),
+        "vxlan-tcp" => RGBColor(0x63, 0x79, 0x39),
         "rxe" => RGBColor(0x94, 0x67, 0xbd),
         "hw" | "kernel" => RGBColor(0xff, 0x7f, 0x0e),
         "tcp-spin cubic" | "tcp-spin" => RGBColor(0x7f, 0x7f, 0x7f),
