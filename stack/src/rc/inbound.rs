@@ -46,10 +46,20 @@ impl Qp {
         }
     }
 
-    /// A request after a gap is held, if it can be. Returns whether the peer should get a report.
+    /// A request after a gap is held, if it can be. Returns whether the peer should get a report. A
+    /// Rocinante that probes does, although it got an RNR NAK: that, or the packet that it sent
+    /// again then, was lost.
     #[cold]
-    fn hold(&mut self, packet: &Packet<'_>, psn: Seq, report: bool, shared: &mut Shared) -> bool {
-        let hold = self.params.selective && self.responder.reports_gaps();
+    fn hold(
+        &mut self,
+        packet: &Packet<'_>,
+        psn: Seq,
+        (report, went_back): (bool, bool),
+        shared: &mut Shared,
+    ) -> bool {
+        let selective = self.params.selective;
+        let report = report || (selective && went_back && self.responder.report_gap());
+        let hold = selective && self.responder.reports_gaps();
         let expected = self.responder.expected();
         let hold = hold.then(|| self.held.hold(packet, expected, psn, &mut shared.reorder_slab));
         let Hold { held, news } = hold.unwrap_or(Hold { held: false, news: false });
@@ -90,7 +100,9 @@ impl Qp {
                 shared.drops.stale_duplicate += 1;
                 false
             }
-            Outcome::Gap { psn, report } => self.hold(packet, psn, report, shared),
+            Outcome::Gap { psn, report, went_back } => {
+                self.hold(packet, psn, (report, went_back), shared)
+            }
             Outcome::NotReady => {
                 shared.counters.send_rnr_err += 1;
                 // It is sent again, with all that follows.

@@ -90,6 +90,58 @@ fn without_a_receive_everything_behind_is_to_come_again() {
     assert_eq!(written(&solo), [1], "#2 was not held");
 }
 
+/// The peer probes because the RNR NAK was lost, or the SEND when it came again. Of packets that
+/// were in flight behind the SEND none comes twice.
+#[test]
+fn who_probes_behind_a_missing_receive_gets_a_report() {
+    let mut solo = solo();
+    (1..=2).for_each(|psn| receive_write(&mut solo, psn, psn as u8 + 1));
+    solo.sent();
+    for _ in 0..2 {
+        solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1]]);
+        (1..=2).for_each(|psn| receive_write(&mut solo, psn, psn as u8 + 1));
+        assert_eq!(solo.sent(), ["RNR #0 timer 12"]);
+    }
+    receive_write(&mut solo, 2, 3);
+    assert_eq!(solo.sent(), ["NAK #0 sequence holds [2]"]);
+    solo.post_recv(7, &[solo.sge(0, 8)]);
+    solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1]]);
+    receive_write(&mut solo, 1, 2);
+    assert_eq!(solo.sent(), ["ACK #2"]);
+    assert_eq!(written(&solo), [2, 3]);
+}
+
+#[test]
+fn what_is_lost_while_a_receive_is_missing_costs_no_timeout() {
+    // What is lost: the SEND when it goes again, or the RNR NAK.
+    for (from, nth) in [(0, 2), (1, 1)] {
+        let mut pair = Pair::new(&setup());
+        let keys = pair.register();
+        let send = |pair: &mut Pair, wr_id| {
+            pair.send(0, wr_id, SendOp::Send { imm: None }, &[sge(0, 10, keys[0])]);
+        };
+        let recv = |pair: &mut Pair, wr_id| pair.recv(1, wr_id, &[sge(0, 10, keys[1])]);
+        recv(&mut pair, 1);
+        send(&mut pair, 1);
+        pair.run();
+        let mut count = 0;
+        pair.pass = Box::new(move |sender, packet| {
+            let it = sender == from && packet[11] == 0x11;
+            count += u32::from(it);
+            !it || count != nth
+        });
+        (2..=3).for_each(|wr_id| send(&mut pair, wr_id));
+        pair.run_until(|pair| pair.ends[1].engine.counters().send_rnr_err == 1);
+        (2..=3).for_each(|wr_id| recv(&mut pair, wr_id));
+        let before = pair.now;
+        pair.run();
+        let done: Vec<_> = (1..=3).map(|wr_id| (wr_id, WcStatus::Success)).collect();
+        assert_eq!([0, 1].map(|at| pair.ends[at].host.completed()), [&done[..], &done[..]]);
+        assert_eq!(pair.ends[0].engine.counters().local_ack_timeout_err, 0);
+        assert!(pair.now.since(before) < TIMEOUT_14 / 2, "the {nth}th of {from}");
+    }
+}
+
 /// The receiver drops the packets that it holds when it has no receive, and does not count them as
 /// a gap when they come again.
 #[test]

@@ -23,8 +23,8 @@ pub(in crate::rc) enum Outcome {
     Duplicate { respond: bool },
     /// A duplicate that cannot be answered any more.
     Stale,
-    /// After a gap; `report` if the peer gets a report of it.
-    Gap { psn: Seq, report: bool },
+    /// After a gap; `report` if the peer gets a report of it. The peer `went_back`, or probes.
+    Gap { psn: Seq, report: bool, went_back: bool },
     /// No receive was posted.
     NotReady,
     /// Refused for good: the NAK is queued, the queue pair must break.
@@ -363,7 +363,7 @@ impl Responder {
         if report {
             self.queue_nak(Syndrome::nak(NakCode::PsnSequenceError));
         }
-        Outcome::Gap { psn, report }
+        Outcome::Gap { psn, report, went_back }
     }
 
     /// Whether the last NAK reported a gap, or none is out; not if there was no receive.
@@ -409,6 +409,7 @@ impl Responder {
                 // Sent each time the expected packet comes; packets behind it are dropped in
                 // silence.
                 self.queue_nak(Syndrome::rnr(self.min_rnr_timer));
+                (self.last_early, self.reported) = (Seq::default(), (Seq::default(), false));
                 return Outcome::NotReady;
             }
             Refusal::Receive(code, status) => {
