@@ -145,7 +145,6 @@ impl Qp {
             self.core.tally.sent(counters, 1, 0);
             counters.sent_acks += 1;
             self.responder.acknowledged();
-            self.held.reported();
         }
         sent
     }
@@ -185,7 +184,9 @@ impl Qp {
     #[inline]
     fn responded(&mut self, response: &Response) {
         self.responder.responded(response);
-        if matches!(response, Response::Acknowledge { .. }) {
+        if let Response::Acknowledge { aeth, .. } = response
+            && aeth.syndrome == Syndrome::nak(NakCode::PsnSequenceError)
+        {
             self.held.reported();
         }
     }

@@ -61,6 +61,32 @@ fn what_is_held_already_is_not_held_twice_and_keeps_its_first_bytes() {
     assert_eq!(written(&solo), [1, 2]);
 }
 
+/// Many packets that ask for nothing are reported on their own. An acknowledgement in between lists
+/// none of them.
+#[test]
+fn a_plain_acknowledgement_is_no_report() {
+    let mut solo = solo();
+    receive_write(&mut solo, 0, 1);
+    receive_write(&mut solo, 2, 3);
+    assert_eq!(solo.sent(), ["NAK #1 sequence holds [2]"]);
+    let quiet = |solo: &mut Solo, psn| {
+        let mut packet = solo.request(Op::RC_RDMA_WRITE_ONLY, psn, &[&solo.reth(0, 1), &[9]]);
+        packet[8] &= 0x7f;
+        seal(&mut packet);
+        solo.receive(&packet);
+    };
+    (3..34).for_each(|psn| quiet(&mut solo, psn));
+    assert!(solo.sent().is_empty());
+    receive_write(&mut solo, 0, 1);
+    assert_eq!(solo.sent(), ["ACK #0"]);
+    quiet(&mut solo, 34);
+    let report = solo.sent();
+    assert!(
+        report.len() == 1 && report[0].starts_with("NAK #1 sequence holds [2, 3,"),
+        "{report:?}"
+    );
+}
+
 #[test]
 fn a_stranger_hears_nothing_of_it() {
     let mut solo = Solo::new(&Setup { budget: Budget::STANDARD, ..setup() });
