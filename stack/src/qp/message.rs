@@ -104,7 +104,9 @@ impl Message {
                 Ok(()) => received.invalidated = Some(key),
                 // The SEND itself is done: only the receiver's completion reports the failure
                 // (class J, as `rxe_resp.c` cites the specification).
-                Err(_) => received.status = WcStatus::RemInvReqErr,
+                Err(_) => {
+                    (received.status, received.solicited) = (WcStatus::RemInvReqErr, true);
+                }
             }
         }
         receives.complete(received);
