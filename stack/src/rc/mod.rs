@@ -212,7 +212,7 @@ impl Qp {
         self.waits_to_send = false;
         self.core.deadline.clear();
         let path = self.new_path(&peer, shared);
-        self.requester.take_path(&path);
+        self.requester.take_path(&path, &mut shared.lists);
     }
 
     /// Whether packets that come too early are held, and missing ones are reported.

@@ -207,6 +207,23 @@ fn another_path_is_taken_with_the_psns_that_are_due() {
     assert_eq!((solo.sent(), solo.end.out.path), (vec!["SEND_ONLY #2 8B ack".into()], 9));
 }
 
+/// Lists of work in flight belong to no path.
+#[test]
+fn who_has_changed_its_path_often_has_one_set_of_lists() {
+    let mut solo = Solo::script();
+    let budget = solo.setup.budget;
+    for psn in 0..4 {
+        solo.send(psn, 8);
+        assert_eq!((solo.sent().len(), solo.end.out.path), (1, psn as u32));
+        assert_eq!(solo.receive_ack(psn as i64).completed(), [(psn, WcStatus::Success)]);
+        let left = solo.end.engine.footprint();
+        assert_eq!((left.in_flight_lists, left.spare_in_flight_lists), (1, 0));
+        drain(&mut solo, false);
+        modify(&mut solo, &path_to(2, psn as u32 + 1, budget)).expect("nothing is in flight");
+        resume(&mut solo);
+    }
+}
+
 #[test]
 fn a_path_stays_while_something_is_on_it() {
     let mut solo = Solo::script();

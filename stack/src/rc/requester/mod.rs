@@ -136,8 +136,10 @@ impl Requester {
         self.acks.drains();
     }
 
-    /// All packets that left were acknowledged; later ones take another path.
-    pub(in crate::rc) fn take_path(&mut self, path: &PathParams) {
+    /// All packets that left were acknowledged; later ones take another path. The lists go back
+    /// first: the old round trip has one of them.
+    pub(in crate::rc) fn take_path(&mut self, path: &PathParams, spares: &mut SpareLists) {
+        self.give_lists_back(spares);
         self.control.take_path(path);
         self.round_trip = RoundTrip::default();
     }
