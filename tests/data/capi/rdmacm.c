@@ -619,6 +619,7 @@ static void options_reach_the_queue_pair(void)
 	struct rdma_cm_event *asked = event(there, RDMA_CM_EVENT_CONNECT_REQUEST);
 	struct rdma_cm_id *child = asked->id;
 	CHECK(!rdma_ack_cm_event(asked));
+	CHECK(child->route.num_paths == 1 && child->route.path_rec->traffic_class == tos);
 	queue_pair(child);
 	struct rdma_conn_param answer = { .rnr_retry_count = 7 };
 	CHECK(!rdma_accept(child, &answer));
@@ -631,9 +632,9 @@ static void options_reach_the_queue_pair(void)
 	struct ibv_qp_init_attr init;
 	CHECK(!ibv_query_qp(client->qp, &attr, IBV_QP_AV | IBV_QP_TIMEOUT, &init));
 	CHECK(attr.timeout == timeout && attr.ah_attr.grh.traffic_class == tos);
-	// The kernel's: 655 ms.
-	CHECK(!ibv_query_qp(child->qp, &attr, IBV_QP_MIN_RNR_TIMER, &init));
-	CHECK(attr.min_rnr_timer == 0);
+	// The kernel's: 655 ms; and the class of the request.
+	CHECK(!ibv_query_qp(child->qp, &attr, IBV_QP_AV | IBV_QP_MIN_RNR_TIMER, &init));
+	CHECK(attr.min_rnr_timer == 0 && attr.ah_attr.grh.traffic_class == tos);
 	gone(client);
 	CHECK(status_of(there, RDMA_CM_EVENT_DISCONNECTED) == 0);
 	gone(child);

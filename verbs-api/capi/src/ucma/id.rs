@@ -291,7 +291,7 @@ impl ToListener {
             Transport::Uc => QpType::Uc,
             _ => QpType::Rc,
         };
-        let Request { local, peer, side, private, .. } = request;
+        let Request { local, peer, side, private, traffic_class, .. } = request;
         let param = param_of(&side, request.retry_count, private);
         let route = |mtu: Mtu| Route {
             qpn: side.qpn,
@@ -303,7 +303,9 @@ impl ToListener {
             retry_count: request.retry_count,
             rnr_retry: side.rnr_retry,
         };
-        self.make(qp_type, (local, peer), (Phase::Requested(conn), param), |opened| {
+        self.make(qp_type, (local, peer), (Phase::Requested(conn), param), |held, opened| {
+            // As the kernel, whose queue pair answers in the class that it was asked in.
+            held.tos = traffic_class;
             Some(route(opened.mtu()))
         })
     }
@@ -311,7 +313,7 @@ impl ToListener {
     fn question(&self, ask: SidrReqId, asked: Asked) -> bool {
         let Asked { local, peer, private, .. } = asked;
         let param = Param { private, ..Param::default() };
-        self.make(QpType::Ud, (local, peer), (Phase::Asked(ask), param), |_| None)
+        self.make(QpType::Ud, (local, peer), (Phase::Asked(ask), param), |_, _| None)
     }
 
     /// Makes an id for a request, and tells the program. `false` if there is no room.
@@ -320,7 +322,7 @@ impl ToListener {
         qp_type: QpType,
         (local, peer): (IpAddr, SocketAddr),
         (phase, param): (Phase, Param),
-        route: impl FnOnce(&Opened) -> Option<Route>,
+        route: impl FnOnce(&mut Held, &Opened) -> Option<Route>,
     ) -> bool {
         let facts = self.id.facts.lock();
         let (Some(opened), true) = (self.opened.upgrade(), facts.is_alive) else {
@@ -331,7 +333,7 @@ impl ToListener {
         }
         let of = (self.id.space, qp_type);
         let child = self.table.make(of, (0, facts.file.clone()), |held, facts| {
-            facts.route = route(&opened);
+            facts.route = route(held, &opened);
             facts.is_told = false;
             held.phase = phase;
             held.local = Some(opened.scoped(SocketAddr::new(local, self.local.port())));
