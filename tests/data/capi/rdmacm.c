@@ -643,6 +643,49 @@ static void options_reach_the_queue_pair(void)
 	rdma_destroy_event_channel(there);
 }
 
+static int timeout_of(struct rdma_cm_id *it)
+{
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr init;
+	CHECK(!ibv_query_qp(it->qp, &attr, IBV_QP_TIMEOUT, &init));
+	return attr.timeout;
+}
+
+// The program's option, or that of a packet's life of 16. Of none at all the peer hears nothing.
+static void an_answer_has_the_kernels_time(void)
+{
+	static const int cases[][3] = { { -1, 17, 17 }, { 12, 12, 12 }, { 0, 0, 17 } };
+	for (int which = 0; which < 3; which++) {
+		const int *its = cases[which];
+		struct rdma_event_channel *here = channel(), *there = channel();
+		struct rdma_cm_id *server = listener(there, RDMA_PS_TCP, 5016, 4);
+		struct rdma_cm_id *client = id(here, RDMA_PS_TCP);
+		uint8_t timeout = its[0];
+		CHECK(its[0] < 0 || !rdma_set_option(client, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT,
+						     &timeout, sizeof timeout));
+		CHECK(!rdma_resolve_addr(client, NULL, at(address, 5016), 1000));
+		CHECK(status_of(here, RDMA_CM_EVENT_ADDR_RESOLVED) == 0);
+		CHECK(!rdma_resolve_route(client, 1000));
+		CHECK(status_of(here, RDMA_CM_EVENT_ROUTE_RESOLVED) == 0);
+		CHECK(client->route.path_rec->packet_life_time == its[2] - 1);
+		queue_pair(client);
+		ask(client, "");
+		struct rdma_cm_event *asked = event(there, RDMA_CM_EVENT_CONNECT_REQUEST);
+		struct rdma_cm_id *child = asked->id;
+		CHECK(!rdma_ack_cm_event(asked));
+		queue_pair(child);
+		struct rdma_conn_param answer = { .rnr_retry_count = 7 };
+		CHECK(!rdma_accept(child, &answer));
+		CHECK(status_of(here, RDMA_CM_EVENT_ESTABLISHED) == 0);
+		CHECK(timeout_of(client) == its[1] && timeout_of(child) == its[2]);
+		gone(client);
+		gone(child);
+		gone(server);
+		rdma_destroy_event_channel(here);
+		rdma_destroy_event_channel(there);
+	}
+}
+
 // The six tries that the server has, each as long as the kernel's, outlast a receive that is late.
 static void a_late_receive_is_waited_for(void)
 {
@@ -1026,6 +1069,7 @@ int main(int argc, char **argv)
 		{ "the space of InfiniBand is one more", the_space_of_infiniband_is_one_more },
 		{ "the space of IPoIB has no queue pairs", the_space_of_ipoib_has_no_queue_pairs },
 		{ "options reach the queue pair", options_reach_the_queue_pair },
+		{ "an answer has the kernel's time", an_answer_has_the_kernels_time },
 		{ "a late receive is waited for", a_late_receive_is_waited_for },
 		{ "groups are joined and left", groups_are_joined_and_left },
 		{ "a child begins anew", a_child_begins_anew },

@@ -92,10 +92,6 @@ impl Held {
             .u8(0);
         out.0.try_into().map_err(|_| libc::EINVAL)
     }
-
-    fn ack_timeout(&self) -> u8 {
-        self.ack_timeout.unwrap_or_else(|| ConnectOptions::default().timeout)
-    }
 }
 
 impl Command<'_> {

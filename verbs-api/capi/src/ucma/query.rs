@@ -17,6 +17,19 @@ const RATE: u8 = 3;
 /// The longest life of a packet: 4.096 µs · 2^16, as Linux says of RoCE.
 const LIFETIME: u8 = 16;
 
+impl Held {
+    /// The longest life of a packet, a code: half the ACK timeout that the program has set.
+    fn lifetime(&self) -> u8 {
+        self.ack_timeout.and_then(|code| code.checked_sub(1)).unwrap_or(LIFETIME)
+    }
+
+    /// The ACK timeout that a request names for both queue pairs, a code: as the kernel's, of which
+    /// few retries outlast a peer that gets no processor.
+    pub(super) fn ack_timeout(&self) -> u8 {
+        self.lifetime() + 1
+    }
+}
+
 impl Command<'_> {
     pub(super) fn query_route(&self) -> Outcome<Answer> {
         /// The least room that a program must give: all but the device's index.
@@ -95,7 +108,7 @@ impl Command<'_> {
             // Each with a selector of two bits: exactly so.
             .u8(2 << 6 | mtu_of(&held, mtu))
             .u8(2 << 6 | RATE)
-            .u8(2 << 6 | LIFETIME)
+            .u8(2 << 6 | held.lifetime())
             // preference
             .u8(0)
             .zeroes(6);
@@ -160,7 +173,7 @@ fn route(out: Out, held: &Held, mtu: Option<Mtu>) -> Out {
         .u8(2)
         .u8(RATE)
         .u8(2)
-        .u8(LIFETIME)
+        .u8(held.lifetime())
         // preference
         .u8(0)
 }
