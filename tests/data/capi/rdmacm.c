@@ -310,6 +310,11 @@ static void who_is_not_there_or_refuses(void)
 	CHECK(!rdma_ack_cm_event(refused));
 	struct rdma_cm_id *child = asked->id;
 	CHECK(!rdma_ack_cm_event(asked));
+	// It is decided.
+	CHECK(rdma_reject(child, "no", 2) == -1 && errno == EINVAL);
+	queue_pair(child);
+	struct rdma_conn_param late = { .rnr_retry_count = 7 };
+	CHECK(rdma_accept(child, &late) == -1 && errno == EINVAL);
 	gone(child);
 	gone(client);
 	// An answer that cannot be sent is a refusal.

@@ -165,9 +165,13 @@ pub(super) fn length(address: Option<SocketAddr>) -> u16 {
     }
 }
 
-/// The errno of an error of the connection manager, as the kernel's.
+/// The errno of an error of the connection manager, as the kernel's: a request or connection that
+/// is over is in the wrong state for every call.
 pub(super) fn errno(error: &rocinante_soft::model::error::VerbsError) -> c_int {
-    crate::convert::errno("rdma_cm", error)
+    match crate::convert::errno("rdma_cm", error) {
+        libc::ECONNRESET => libc::EINVAL,
+        errno => errno,
+    }
 }
 
 #[cfg(test)]
