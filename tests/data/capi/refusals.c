@@ -379,6 +379,7 @@ static void lists_are_posted_as_far_as_they_go(void)
 	post_to_srq(1);
 	REFUSED(EINVAL, context->ops.post_recv(NULL, recv, &bad_recv));
 	CHECK(bad_recv == recv);
+	REFUSED(EINVAL, ibv_post_recv(to, recv, &bad_recv)); // It has none of its own, full or not.
 	REFUSED(EINVAL, context->ops.post_srq_recv(NULL, recv, &bad_recv));
 	REFUSED(EINVAL, context->ops.post_send(NULL, wr, &bad));
 	CHECK(bad == wr);
@@ -473,7 +474,6 @@ static void questions(void)
 	CHECK(many.cap.max_recv_wr == 5 && many.cap.max_recv_sge == 2);
 	DONE(ibv_destroy_comp_channel(unused));
 	DONE(ibv_dealloc_pd(empty));
-	NONE(EINVAL, ibv_create_srq(pd, &(struct ibv_srq_init_attr){ 0 }));
 	DONE(ibv_query_device(context, &attr));
 	DONE(ibv_query_port(context, 1, &port));
 	DONE(ibv_query_pkey(context, 1, 0, &pkey));

@@ -8,6 +8,7 @@ use std::{ptr, slice};
 
 use rocinante_soft::model::error::VerbsError;
 use rocinante_soft::model::qp::PostListError;
+use rocinante_stack::PostError;
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::{Key, Qpn};
 use rocinante_stack::verbs::{Destination, QpType, SendData, SendOp};
@@ -433,8 +434,17 @@ pub(super) unsafe extern "C" fn post_recv(
     first: *mut abi::RecvWr,
     bad: *mut *mut abi::RecvWr,
 ) -> c_int {
+    let post = |pair: &&Pair, list: &[RecvWr<'_>]| {
+        // With a shared queue its own has no places, and is not full.
+        pair.qp.post_recv(list).map_err(|refused| match refused.error {
+            PostError::Full if pair.is_shared => {
+                PostListError { error: PostError::Shared, ..refused }
+            }
+            _ => refused,
+        })
+    };
     // SAFETY: the program's queue pair and requests.
-    unsafe { receives(first, bad, || Pair::of(qp), |pair, list| pair.qp.post_recv(list)) }
+    unsafe { receives(first, bad, || Pair::of(qp), post) }
 }
 
 /// `ibv_post_srq_recv(3)`.

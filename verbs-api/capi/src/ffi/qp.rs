@@ -37,6 +37,8 @@ pub(super) struct Pair {
     sq_sig_all: c_int,
     cap: abi::QpCap,
     max_rd_atomic: u8,
+    /// Whether it receives from a shared queue.
+    pub(super) is_shared: bool,
     /// Whether it was made with `send_ops_flags`.
     extended: bool,
     /// Held from `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort`.
@@ -187,6 +189,7 @@ unsafe fn create(
         sq_sig_all: init.sq_sig_all,
         cap,
         max_rd_atomic,
+        is_shared: shared_queue.is_some(),
         extended: ops.is_some(),
         building: RawMutex::INIT,
         builder: UnsafeCell::default(),
