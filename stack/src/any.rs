@@ -123,6 +123,11 @@ impl AnyQp {
         either!(self, qp => qp.sequence())
     }
 
+    /// Whether all requests that were begun are done.
+    pub(crate) fn is_drained(&self) -> bool {
+        either!(self, qp => qp.is_drained())
+    }
+
     /// How soon a request that is posted now must leave.
     pub(crate) fn post_urgency(&self) -> Urgency {
         match self {

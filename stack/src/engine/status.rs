@@ -28,6 +28,12 @@ impl Engine {
         Some((core.state, attr, core.init))
     }
 
+    /// Whether a queue pair in SQD has requests that were begun and are not done (`sq_draining`).
+    #[must_use]
+    pub fn is_draining(&self, qpn: Qpn) -> bool {
+        self.qp(qpn).is_some_and(|qp| qp.core().state == QpState::Sqd && !qp.is_drained())
+    }
+
     /// The counters of a queue pair.
     #[must_use]
     pub fn qp_counters(&self, qpn: Qpn) -> Option<QpCounters> {

@@ -93,7 +93,7 @@ impl Qp {
     ) -> Result<(), ModifyError> {
         let from = self.core.state;
         let to = attr.check(self.core.init.qp_type, from)?;
-        attr.check_drained(from, || self.requester.is_drained(&self.core.sq))?;
+        attr.check_drained(from, || self.is_drained())?;
         let before = self.core.attr.peer;
         self.core.merge(attr);
         self.responder.min_rnr_timer = self.core.attr.min_rnr_timer.unwrap_or(0);
@@ -124,6 +124,11 @@ impl Qp {
         self.responder.rights = self.core.rights(self.params.mtu);
         self.report_drained(shared);
         Ok(())
+    }
+
+    /// Whether all requests that were begun are done.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.requester.is_drained(&self.core.sq)
     }
 
     fn reset(&mut self, shared: &mut Shared) {

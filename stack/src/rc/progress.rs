@@ -219,7 +219,7 @@ impl Qp {
     /// In SQD, reports once that all requests that were begun are done.
     #[inline]
     pub(super) fn report_drained(&mut self, shared: &mut Shared) {
-        if self.core.awaits_drain() && self.requester.is_drained(&self.core.sq) {
+        if self.core.awaits_drain() && self.is_drained() {
             self.core.drained(&mut shared.events);
         }
     }

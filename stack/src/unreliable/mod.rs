@@ -76,7 +76,7 @@ impl Qp {
     ) -> Result<(), ModifyError> {
         let from = self.core.state;
         let to = attr.check(self.core.init.qp_type, from)?;
-        attr.check_drained(from, || !self.in_message())?;
+        attr.check_drained(from, || self.is_drained())?;
         self.core.merge(attr);
         match to {
             QpState::Reset => {
@@ -222,15 +222,15 @@ impl Qp {
         }
     }
 
-    /// Whether the oldest request was begun and is not done.
-    fn in_message(&self) -> bool {
+    /// Whether all requests that were begun are done.
+    pub(crate) fn is_drained(&self) -> bool {
         let sq = &self.core.sq;
-        !sq.is_empty() && self.next > sq.get(sq.head).first
+        sq.is_empty() || self.next <= sq.get(sq.head).first
     }
 
     #[inline]
     fn report_drained(&mut self, shared: &mut Shared) {
-        if self.core.awaits_drain() && !self.in_message() {
+        if self.core.awaits_drain() && self.is_drained() {
             self.core.drained(&mut shared.events);
         }
     }

@@ -68,7 +68,7 @@ impl Qp {
     ) -> Result<bool, Stop> {
         let sq = &self.core.sq;
         let at = Situation { sq, peers: &shared.peers, turn };
-        let held = !self.begins && !self.in_message();
+        let held = !self.begins && self.is_drained();
         let next = permit(Want::Unreliable { held }, &at);
         if next.packets == 0 {
             return Err(Stop::Blocked(next.limited_by));

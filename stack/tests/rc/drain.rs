@@ -41,13 +41,16 @@ fn what_was_begun_ends_and_what_was_not_waits() {
     solo.send(1, 8);
     solo.send(2, 700);
     assert_eq!(solo.send(3, 8).sent(), ["SEND_ONLY #0 8B ack", "SEND_FIRST #1 256B ack"]);
+    let is_draining = |solo: &Solo| solo.end.engine.is_draining(solo.end.qpn);
+    assert!(!is_draining(&solo), "in RTS");
     drain(&mut solo, true);
+    assert!(is_draining(&solo));
     solo.send(4, 8);
     assert_eq!(solo.receive_ack(0).sent().len(), 1, "a begun message goes on");
     assert_eq!(solo.receive_ack(1).sent().len(), 1);
-    assert_eq!(solo.event(), None);
+    assert_eq!((solo.event(), is_draining(&solo)), (None, true));
     solo.receive_ack(3);
-    assert_eq!(solo.event(), Some(QpEvent::SqDrained));
+    assert_eq!((solo.event(), is_draining(&solo)), (Some(QpEvent::SqDrained), false));
     assert!(solo.sent().is_empty());
     assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
     solo.wait_for_timer();

@@ -335,7 +335,9 @@ fn sqd_ends_between_two_messages() {
     assert_eq!(solo.packets().len(), 1);
     solo.end.modify(qpn, &QpAttr { sqd_async_notify: Some(true), ..to(QpState::Sqd) }).unwrap();
     assert_eq!((solo.packets().len(), solo.event()), (1, None));
+    assert!(solo.end.engine.is_draining(qpn));
     assert_eq!((solo.packets().len(), solo.event()), (1, Some(QpEvent::SqDrained)));
+    assert!(!solo.end.engine.is_draining(qpn));
     assert_eq!((solo.packets().len(), solo.completed()), (0, vec![(1, WcStatus::Success)]));
     solo.end.modify(qpn, &to(QpState::Rts)).unwrap();
     solo.end.out.room = usize::MAX;

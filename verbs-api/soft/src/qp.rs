@@ -174,6 +174,11 @@ impl Qp {
         (state, attr, self.shared.caps())
     }
 
+    /// Whether it is in SQD, and requests that were begun are not done.
+    pub fn is_draining(&self) -> bool {
+        self.core.hold().engine.is_draining(self.qpn)
+    }
+
     pub fn counters(&self) -> QpCounters {
         self.core.hold().engine.qp_counters(self.qpn).unwrap_or_default()
     }

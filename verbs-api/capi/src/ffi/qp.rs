@@ -273,6 +273,7 @@ pub(super) unsafe extern "C" fn query_qp(
         public.state = state;
         let mut is = *pair.known.lock();
         (is.qp_state, is.cur_qp_state, is.cap) = (state, state, pair.cap);
+        is.sq_draining = pair.qp.is_draining().into();
         // SEND PSN and RECEIVE PSN of the engine, where they have moved on.
         is.sq_psn = engine.sq_psn.map_or(is.sq_psn, |psn| psn.value());
         is.rq_psn = engine.rq_psn.map_or(is.rq_psn, |psn| psn.value());
