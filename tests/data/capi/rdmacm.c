@@ -708,6 +708,24 @@ static void a_late_receive_is_waited_for(void)
 	over(it);
 }
 
+// Each device takes some bytes inline of a queue pair that asked for none: rdma_xclient sends 16.
+static void some_inline_data_is_always_taken(void)
+{
+	struct both it = connected(5017);
+	static char bytes[16];
+	struct ibv_mr *to = rdma_reg_msgs(it.client, bytes, sizeof bytes);
+	struct ibv_wc wc;
+	CHECK(to && !rdma_post_recv(it.client, NULL, bytes, sizeof bytes, to));
+	char sent[16] = "fifteen letters";
+	CHECK(!rdma_post_send(it.server, NULL, sent, sizeof sent, NULL,
+			      IBV_SEND_SIGNALED | IBV_SEND_INLINE));
+	CHECK(rdma_get_send_comp(it.server, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
+	CHECK(rdma_get_recv_comp(it.client, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
+	CHECK(wc.byte_len == sizeof sent && !memcmp(bytes, sent, sizeof sent));
+	CHECK(!rdma_dereg_mr(to));
+	over(it);
+}
+
 static void groups_are_joined_and_left(void)
 {
 	struct rdma_event_channel *on = channel();
@@ -1076,6 +1094,7 @@ int main(int argc, char **argv)
 		{ "options reach the queue pair", options_reach_the_queue_pair },
 		{ "an answer has the kernel's time", an_answer_has_the_kernels_time },
 		{ "a late receive is waited for", a_late_receive_is_waited_for },
+		{ "some inline data is always taken", some_inline_data_is_always_taken },
 		{ "groups are joined and left", groups_are_joined_and_left },
 		{ "a child begins anew", a_child_begins_anew },
 	};

@@ -140,10 +140,11 @@ unsafe fn create(
     if shared_queue.is_some() {
         (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
     }
-    if ops.is_some_and(|ops| ops & qp_ex::ATOMIC_WRITE != 0) {
-        // `ibv_wr_atomic_write` has its eight bytes with it.
-        cap.max_inline_data = cap.max_inline_data.max(8);
-    }
+    // As Soft-RoCE has it. Every device gives some inline data to those that ask for none, and
+    // programs send by it. `ibv_wr_atomic_write` has its eight bytes with it.
+    let elements =
+        cap.max_send_sge.clamp(1, Limits::default().max_sge) * size_of::<abi::Sge>() as u32;
+    cap.max_inline_data = cap.max_inline_data.max(elements);
     let attr = QpInit {
         qp_type,
         send_cq: &send.cq,

@@ -79,7 +79,7 @@ impl Builder {
 }
 
 /// `IBV_QP_EX_WITH_ATOMIC_WRITE`.
-pub(super) const ATOMIC_WRITE: u64 = 1 << 12;
+const ATOMIC_WRITE: u64 = 1 << 12;
 
 /// Bits of `enum ibv_qp_create_send_ops_flags` that a queue pair of this type can have.
 pub(super) fn operations(qp_type: QpType) -> u64 {
