@@ -209,8 +209,7 @@ impl FrameStaging {
         let done = run.and_then(|run| run.split).unwrap_or(0);
         headers.iter_mut().zip(done..).map_while(move |(out, index)| {
             let run = run.filter(|run| index < run.datagrams)?;
-            let from = run.start + usize::from(index) * run.segment;
-            let to = (from + run.segment).min(run.start + run.bytes);
+            let [from, to] = [index, index + 1].map(|count| run.start + run.bytes_of(count));
             let out = &mut out[..VNET_LEN + run.template.header_len()];
             run.write_headers(out, to - from, run.ip_id + index, None);
             Some([&*out, &self.arena[from..to]])
@@ -229,6 +228,11 @@ impl FrameStaging {
 }
 
 impl FrameRun {
+    /// The payload bytes of its first `count` datagrams.
+    pub(super) fn bytes_of(&self, count: u16) -> usize {
+        (usize::from(count) * self.segment).min(self.bytes)
+    }
+
     /// The segment size, if it has more than one datagram.
     fn gso(&self) -> Option<u16> {
         (self.datagrams > 1).then_some(self.segment as u16)

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::staging::{FrameRun, FrameStaging, HeaderBytes, SEGMENTS_MAX};
+use super::staging::{FrameStaging, HeaderBytes, SEGMENTS_MAX};
 use super::sys::SEND_MAX;
 use super::vnet::VNET_LEN;
 use crate::port::contract::{PortStats, TxFailure};
@@ -80,17 +80,19 @@ impl Sender {
 
     /// Removes the frames that the kernel took: whole runs, or frames of a split one.
     fn sent(&mut self, staging: &mut FrameStaging, frames: usize, stats: &mut PortStats) {
-        if let Some(FrameRun { split: Some(done), datagrams, bytes, .. }) = staging.front() {
-            *done += frames as u16;
-            stats.tx_runs += frames as u64;
-            if *done < *datagrams {
-                return;
+        stats.tx_runs += frames as u64;
+        if let Some(run) = staging.front()
+            && let Some(before) = run.split
+        {
+            let done = before + frames as u16;
+            run.split = Some(done);
+            stats.tx_datagrams += frames as u64;
+            stats.tx_bytes += (run.bytes_of(done) - run.bytes_of(before)) as u64;
+            if done == run.datagrams {
+                // Single frames pass where the run did not: the kernel cannot segment here.
+                self.segments_max = 1;
+                staging.pop();
             }
-            stats.tx_datagrams += u64::from(*datagrams);
-            stats.tx_bytes += *bytes as u64;
-            // Single frames pass where the run did not: the kernel cannot segment here.
-            self.segments_max = 1;
-            staging.pop();
             return;
         }
         for _ in 0..frames {
@@ -101,7 +103,6 @@ impl Sender {
                     self.apart += u64::from(run.datagrams - 1);
                 }
             }
-            stats.tx_runs += 1;
             staging.pop();
         }
     }
@@ -273,7 +274,11 @@ mod tests {
             let told: Vec<_> = failures.iter().map(|f| (f.path.0, f.datagrams)).collect();
             assert_eq!(told, [(1, 5 - taken as u32), (2, 1)]);
             assert_eq!(kernel.stats.tx_failed, 6 - taken as u64);
-            assert_eq!(kernel.stats.tx_runs, taken as u64);
+            let PortStats { tx_runs, tx_datagrams, tx_bytes, .. } = kernel.stats;
+            assert_eq!(
+                [tx_runs, tx_datagrams, tx_bytes],
+                [1, 1, 100].map(|each| each * taken as u64)
+            );
             assert!(staging.is_empty());
         }
     }
