@@ -75,7 +75,8 @@ impl Groups {
         self.ready.add(socket.as_fd(), Interest::Read)?;
         epoll.add(socket.as_fd(), Interest::Read)?;
         self.batch.get_or_insert_with(RecvBatch::new);
-        self.entries.push(Group { socket, queue: Queue::new(group) });
+        let queue = Queue::new(group, &socket);
+        self.entries.push(Group { socket, queue });
         Ok(())
     }
 

@@ -196,7 +196,7 @@ impl UdpPort {
                 copies_because,
             },
             groups: Groups::new(iface, home).map_err(|e| os("cannot make an epoll set", e))?,
-            receiver: Receiver::new(addresses, role),
+            receiver: Receiver::new(addresses, &own, role),
             paths: Paths::new(iface, home, addresses, own, segments_max),
             addresses: addresses.clone(),
             options,
@@ -460,7 +460,7 @@ impl Port for UdpPort {
         };
         self.groups.add_stats(&mut stats);
         if let Some(neighbours) = &self.neighbours {
-            stats.add(neighbours.stats());
+            neighbours.add_stats(&mut stats);
         }
         stats
     }

@@ -81,7 +81,8 @@ impl Neighbours {
             let Some(socket) = self.shared.inherited(address)? else { continue };
             take_over(&socket, address)?;
             epoll.add(socket.as_fd(), Interest::Read)?;
-            self.inherited.push((socket, Queue::new(address)));
+            let queue = Queue::new(address, &socket);
+            self.inherited.push((socket, queue));
         }
         Ok(())
     }
@@ -113,7 +114,10 @@ impl Neighbours {
         Ok(count)
     }
 
-    pub(super) fn stats(&self) -> &PortStats {
-        &self.stats
+    /// Adds the counters of all that came from neighbours to those of a port.
+    pub(super) fn add_stats(&self, stats: &mut PortStats) {
+        stats.add(&self.stats);
+        let drops = self.inherited.iter().map(|(socket, queue)| queue.drops(socket));
+        stats.rx_queue_drops += drops.sum::<u64>();
     }
 }

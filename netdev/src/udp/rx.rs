@@ -33,16 +33,18 @@ pub(super) struct Queue {
     paths: usize,
     /// Typical bytes of one message in the last burst.
     message_bytes: usize,
-    /// The kernel's drop counter when it was last read, and its sum beyond 32 bits.
+    /// The kernel's drop counter when it was last read, and the sum since the queue is this
+    /// process's, beyond 32 bits. A socket that processes share counts for all that had it.
     drops: Cell<(u32, u64)>,
 }
 
 impl Receiver {
-    pub(super) fn new(addresses: &[IpAddr], role: Role) -> Self {
+    pub(super) fn new(addresses: &[IpAddr], sockets: &[Socket], role: Role) -> Self {
+        let queues = addresses.iter().zip(sockets).map(|(local, it)| Queue::new(*local, it));
         Self {
             role,
             batch: None,
-            queues: addresses.iter().copied().map(Queue::new).collect(),
+            queues: queues.collect(),
             paths: 0,
             calls: 0,
             first: 0,
@@ -145,8 +147,9 @@ impl Receiver {
 }
 
 impl Queue {
-    pub(super) fn new(local: IpAddr) -> Self {
-        Self { local, paths: 0, message_bytes: 0, drops: Cell::new((0, 0)) }
+    pub(super) fn new(local: IpAddr, socket: &Socket) -> Self {
+        let drops = Cell::new((socket.input_drops(), 0));
+        Self { local, paths: 0, message_bytes: 0, drops }
     }
 
     /// The destination address of its datagrams.
@@ -239,7 +242,7 @@ mod tests {
     #[test]
     fn drops_are_counted_beyond_what_the_kernel_counts_to() {
         let socket = Socket::new(false).unwrap();
-        let queue = Queue::new([127, 0, 0, 1].into());
+        let queue = Queue::new([127, 0, 0, 1].into(), &socket);
         for (last, new) in [(0, 0), (u32::MAX, 1), (1, u64::from(u32::MAX))] {
             queue.drops.set((last, u64::from(u32::MAX)));
             assert_eq!(queue.drops(&socket), u64::from(u32::MAX) + new, "after {last}");
@@ -250,7 +253,8 @@ mod tests {
     #[test]
     fn whatever_size_of_segments_is_told_the_payload_is_handed_up_once() {
         for address in [IpAddr::from([10, 0, 0, 1]), IpAddr::from([0_u16; 8])] {
-            let queue = Queue::new(address);
+            let drops = Cell::new((0, 0));
+            let queue = Queue { local: address, paths: 0, message_bytes: 0, drops };
             for len in [0, 1, 2, 1000, 65_507] {
                 let payload = vec![7; len];
                 for segment in [0, 1, 2, 999, 1000, 65_506, 65_507, 65_508, i32::MAX as usize] {

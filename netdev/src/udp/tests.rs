@@ -132,6 +132,31 @@ fn more_than_one_run_per_flush_and_more_than_one_burst_per_receive() {
     assert_eq!(rx.stats().rx_queue_drops, 0);
 }
 
+/// As the next process on a slot of a shared address opens its port: the kernel has counted what
+/// the socket dropped before, and goes on.
+#[test]
+fn a_port_counts_no_drops_from_before_it_was_there() {
+    let (own, peer) = (loopback(), loopback());
+    let config = small_buffer(20_000);
+    let socket = open_shared(&lo(), own, &config, true).unwrap();
+    let mut tx = open(peer);
+    let path = tx.add_path(&spec(peer, own)).unwrap().id;
+    send(&mut tx, path, &[100; 10]);
+    let begun = Instant::now();
+    while socket.input_drops() == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "no process takes them");
+    }
+    let shared = Some(vec![vec![socket.into()]]);
+    let mut parts = UdpPort::acquire(&lo(), &[own], &config, Shards::ONE, shared).unwrap();
+    let mut rx = UdpPort::assemble(parts.remove(0)).unwrap();
+    assert_eq!(rx.stats().rx_queue_drops, 0);
+    (0..50).for_each(|_| drop(send(&mut tx, path, &[4120])));
+    let mut received = 0;
+    while rx.receive(64, |_| received += 1).unwrap() > 0 {}
+    assert!(received < 50, "{received}");
+    assert_eq!(rx.stats().rx_queue_drops, 50 - received);
+}
+
 /// As under QEMU's emulation of Linux for programs of other processors.
 #[test]
 fn a_kernel_that_sends_no_flow_labels_sends_all_else() {
