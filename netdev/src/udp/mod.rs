@@ -324,7 +324,7 @@ impl UdpPort {
 
     /// Whether datagrams of a path wait for the kernel.
     pub(crate) fn holds(&self, path: PathId) -> bool {
-        self.staging.waiting().iter().any(|run| run.path == path)
+        self.staging.holds(path)
     }
 }
 
@@ -347,9 +347,7 @@ impl Port for UdpPort {
         if let Some((local, loops)) = self.paths.remove(path) {
             self.receiver.path_removed(local, loops);
         }
-        if self.staging.is_empty() {
-            self.paths.reclaim();
-        }
+        self.reclaim();
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {

@@ -261,15 +261,20 @@ impl Paths {
         self.entries[path.0 as usize].loops
     }
 
-    /// Call this when nothing waits for the kernel any more: closes the sockets without a path.
-    pub(super) fn reclaim(&mut self) {
-        while let Some(id) = self.retired.pop() {
-            let index = self.entries[id.0 as usize].socket;
-            if let Some(sender) = &mut self.senders[index] {
-                sender.paths -= 1;
+    /// Gives up removed paths of which no datagram waits for the kernel, and closes the sockets
+    /// without a path.
+    pub(super) fn reclaim(&mut self, waits: impl Fn(PathId) -> bool) {
+        let Self { entries, senders, retired, free, .. } = self;
+        retired.retain(|id| {
+            let waits = waits(*id);
+            if !waits {
+                if let Some(sender) = &mut senders[entries[id.0 as usize].socket] {
+                    sender.paths -= 1;
+                }
+                free.push(*id);
             }
-            self.free.push(id);
-        }
+            waits
+        });
         let kept = if self.free.len() == self.entries.len() { 0 } else { IDLE_MAX };
         let idle =
             |sender: &&mut Option<SenderSocket>| sender.as_ref().is_some_and(|s| s.paths == 0);

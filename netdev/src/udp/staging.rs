@@ -200,6 +200,11 @@ impl Staging {
         &self.runs[self.head..]
     }
 
+    /// Whether runs of a path wait.
+    pub(super) fn holds(&self, path: PathId) -> bool {
+        self.waiting().iter().any(|run| run.path == path)
+    }
+
     pub(super) fn payload(&self, run: &Run) -> &[u8] {
         let bytes = match run.ring {
             Some(ring) => self.rings.bytes(ring),

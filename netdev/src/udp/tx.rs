@@ -30,12 +30,20 @@ impl UdpPort {
             let Err(error) = result else { continue };
             match error.raw_os_error().unwrap_or(libc::EIO) {
                 libc::EINTR => {}
-                libc::EAGAIN => return self.block(self.paths.entry(run.path).socket),
+                libc::EAGAIN => {
+                    self.block(self.paths.entry(run.path).socket);
+                    return self.reclaim();
+                }
                 errno => self.refused(&run, errno, &mut failed),
             }
         }
         self.unblock();
-        self.paths.reclaim();
+        self.reclaim();
+    }
+
+    /// See [`Paths::reclaim`](super::paths::Paths::reclaim).
+    pub(super) fn reclaim(&mut self) {
+        self.paths.reclaim(|path| self.staging.holds(path));
     }
 
     /// Sends the oldest run and those behind it that leave from the same socket.

@@ -103,6 +103,32 @@ fn of_sockets_that_are_full_only_the_one_that_is_next_is_waited_for() {
     assert_eq!(watched(port.wait_fd()), calm);
 }
 
+#[test]
+fn paths_come_and_go_while_a_datagram_of_another_waits() {
+    let (ns, mut port) = or_skip!(behind_a_plug());
+    let wanted = |src_port| PathSpec { src_port, ..spec([10, 9, 0, 1].into(), PEER.into()) };
+    let add = |port: &mut UdpPort, at| ns.run(|| port.add_path(&wanted(at))).unwrap().id;
+    let waits = add(&mut port, 0xC001);
+    fill(&mut port, waits);
+    stage(&mut port, waits, &[LEN]);
+    port.remove_path(waits);
+    for round in 0..20 {
+        port.flush(|failure| panic!("{failure:?}"));
+        let paths = [0xC002, 0xC003].map(|at| add(&mut port, at));
+        assert_eq!(paths.iter().map(|path| path.0).max(), Some(2), "round {round}");
+        assert!(!paths.contains(&waits));
+        paths.iter().for_each(|path| port.remove_path(*path));
+        assert!(port.wants_write() && port.holds(waits));
+    }
+    ns.sh("tc qdisc del dev v0 root");
+    assert!(descriptors::wait_readable(port.wait_fd(), 5000).unwrap(), "it drains");
+    port.flush(|failure| panic!("{failure:?}"));
+    assert_eq!((port.wants_write(), port.paths.open_senders()), (false, 0));
+    // Now its id may be another's.
+    let ids = [0xC002, 0xC003, 0xC004].map(|at| add(&mut port, at));
+    assert!(ids.contains(&waits) && ids.iter().all(|id| id.0 <= 2), "{ids:?}");
+}
+
 /// A guard sends by the sockets of its addresses, too.
 #[test]
 fn a_guard_waits_for_its_full_socket() {
