@@ -27,7 +27,7 @@ pub(crate) mod udp {
     /// Bytes of a run that leaves by reference, at least: it costs three system calls. More: fewer
     /// runs leave so.
     pub(crate) const LONG_RUN: usize = 32 * 1024;
-    /// The longest runs that the ring of a peer holds: 4 MiB. More than are in flight to a peer.
+    /// The longest runs that a ring holds: 4 MiB. More than are in flight to a receive queue.
     /// More: more memory. Less: colder lines of the receiver's core, and at last datagrams that are
     /// lost.
     pub(crate) const RING_RUNS: usize = 64;
@@ -37,8 +37,8 @@ pub(crate) mod udp {
     /// How long to wait for a message to oneself, in tenths of a second. Less: on a busy machine
     /// the port does without rings.
     pub(crate) const TRIAL_TENTHS: u32 = 20;
-    /// How long a ring that is not used keeps its memory. More: for longer. Less: pages are touched
-    /// for the first time more often.
+    /// How long a ring that is not used keeps its memory, at first. More: for longer. Less: pages
+    /// are touched for the first time more often.
     pub(crate) const RING_IDLE: Duration = Duration::from_secs(1);
     /// From one look at the kernel's announcements of offloads to the next, at least. More: a
     /// change is noticed later.

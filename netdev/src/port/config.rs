@@ -42,9 +42,9 @@ pub struct UdpConfig {
     /// Requested receive buffer of each socket in bytes, as given to `SO_RCVBUF`; 4 MiB by default.
     /// The kernel caps it at `net.core.rmem_max`.
     pub rx_buffer_bytes: u32,
-    /// The most memory for packets that leave by reference, in bytes; 16 MiB by default. A peer to
-    /// which several super-packets at once are sent takes 4 MiB of it, until a second after the
-    /// last. With less, the kernel copies all.
+    /// The most memory for packets that leave by reference, in bytes; 16 MiB by default. A receive
+    /// queue to which several super-packets at once are sent takes 4 MiB of it, until a second
+    /// after the last; that time doubles whenever it is over. With less, the kernel copies all.
     pub ring_bytes: u32,
 }
 

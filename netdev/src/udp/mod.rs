@@ -32,7 +32,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
@@ -434,7 +434,7 @@ impl Port for UdpPort {
         let met = self.meet_neighbours().err().map(|_| Duration::from_secs(1));
         let rings = match self.staging.is_empty() {
             true => {
-                let (freed, again) = self.staging.rings.maintain();
+                let (freed, again) = self.staging.rings.maintain(Instant::now());
                 if freed {
                     self.paths.forget_rings();
                 }

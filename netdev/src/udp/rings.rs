@@ -1,15 +1,17 @@
-//! Runs that leave by reference: memory for each peer, whose pages the kernel takes as they are.
+//! Runs that leave by reference: memory for each receive queue of a peer, whose pages the kernel
+//! takes as they are.
 //!
 //! The kernel copies what `sendmmsg` sends into pages that the receiver has just given back, and
 //! whose lines are in its core's cache. A run in a ring is written once, by us, into pages that
 //! were used long ago.
 //!
-//! Memory is written again when the ring has gone round. Less than a ring is in flight to a peer:
+//! Memory is written again when the ring has gone round. Less than a ring is in flight to a queue:
 //! its credit bounds that, by its receive buffer of 4 MiB; and if that is larger, the windows of
-//! queue pairs do. A datagram that is late by a whole round carries the bytes of later ones. If
-//! that is a whole datagram of the same path, it is valid, and arrives early and twice, which
-//! reliable connections expect of a network. Otherwise its ICRC does not fit. A ring serves one
-//! address, and its memory is never another's, so no other peer sees these bytes.
+//! queue pairs do. Runs that the kernel copied after all take no part of it. A datagram that is
+//! late by a whole round carries the bytes of later ones. If that is a whole datagram of the same
+//! path, it is valid, and arrives early and twice, which reliable connections expect of a network.
+//! Otherwise its ICRC does not fit. A ring serves one address, and its memory is never another's,
+//! so no other peer sees these bytes.
 
 use std::io;
 use std::net::IpAddr;
@@ -90,12 +92,17 @@ impl RingId {
     }
 }
 
-/// The memory of one peer.
+/// A receive queue: its address, and the byte by which the peer chooses among its sockets
+/// ([`Shards`](crate::Shards)).
+pub(super) type ReceiveQueue = (IpAddr, u8);
+
+/// The memory of one queue.
 struct Ring {
-    peer: IpAddr,
+    queue: ReceiveQueue,
     pages: Pages,
-    /// The end of the last run.
+    /// The end of the last run, and of the last whose pages the kernel may have.
     end: usize,
+    taken: usize,
     /// A run was put in since the last look, and when that was.
     in_use: bool,
     used: Instant,
@@ -111,6 +118,8 @@ pub(super) struct Rings {
     refused: bool,
     /// Before this no ring is made: the last time there was no memory or descriptor.
     not_before: Option<Instant>,
+    /// How long a ring that is not used keeps its memory.
+    idle: Duration,
 }
 
 impl Rings {
@@ -118,15 +127,15 @@ impl Rings {
     pub(super) fn new(bytes: usize) -> Self {
         let most = (bytes / RING_BYTES).min(usize::from(u8::MAX) - 1);
         let (rings, pipe, not_before) = (Vec::new(), None, None);
-        Self { rings, most, pipe, refused: false, not_before }
+        Self { rings, most, pipe, refused: false, not_before, idle: RING_IDLE }
     }
 
-    /// The ring of a peer to which runs leave, now. `None` if other peers have all.
-    pub(super) fn of(&mut self, peer: IpAddr, now: Instant) -> Option<RingId> {
+    /// The ring of a queue to which runs leave, now. `None` if others have all.
+    pub(super) fn of(&mut self, queue: ReceiveQueue, now: Instant) -> Option<RingId> {
         if self.refused || self.not_before.is_some_and(|moment| now < moment) {
             return None;
         }
-        let found = self.rings.iter().position(|r| r.as_ref().is_some_and(|r| r.peer == peer));
+        let found = self.rings.iter().position(|r| r.as_ref().is_some_and(|r| r.queue == queue));
         let index = match found.or_else(|| self.rings.iter().position(Option::is_none)) {
             Some(index) => index,
             None if self.rings.len() < self.most => {
@@ -135,7 +144,7 @@ impl Rings {
             }
             None => return None,
         };
-        if let Err(_no_room) = self.make(index, peer, now) {
+        if let Err(_no_room) = self.make(index, queue, now) {
             self.not_before = Some(now + RING_IDLE);
         }
         self.rings[index].as_ref()?;
@@ -143,13 +152,14 @@ impl Rings {
     }
 
     /// Makes the ring and the pipe, if they are not there.
-    fn make(&mut self, index: usize, peer: IpAddr, now: Instant) -> io::Result<()> {
+    fn make(&mut self, index: usize, queue: ReceiveQueue, now: Instant) -> io::Result<()> {
         if self.pipe.is_none() {
             self.pipe = Some(Pipe::new()?);
         }
         if self.rings[index].is_none() {
             let pages = Pages::new(RING_BYTES)?;
-            self.rings[index] = Some(Ring { peer, pages, end: 0, in_use: false, used: now });
+            let (end, taken, in_use, used) = (0, 0, false, now);
+            self.rings[index] = Some(Ring { queue, pages, end, taken, in_use, used });
         }
         Ok(())
     }
@@ -202,12 +212,11 @@ impl Rings {
         start: usize,
         len: usize,
     ) -> io::Result<bool> {
-        let run =
-            &self.rings[id.index()].as_ref().map_or(&[][..], |ring| &ring.pages)[start..][..len];
-        let sent = match &self.pipe {
-            Some(pipe) => pipe.send(socket, run),
-            None => return end_message(socket, run).map(|()| false),
-        };
+        let ring = self.rings[id.index()].as_mut().expect("kept while a run waits in it");
+        let run = &ring.pages[start..][..len];
+        let Some(pipe) = &self.pipe else { return end_message(socket, run).map(|()| false) };
+        ring.taken = start + len;
+        let sent = pipe.send(socket, run);
         let Err(why) = sent else { return Ok(true) };
         // Another pipe has none of these pages.
         self.pipe = Pipe::new().ok();
@@ -228,26 +237,61 @@ impl Rings {
         Err(error)
     }
 
+    /// No run waits: those that the kernel copied take no place.
+    pub(super) fn forget_copied(&mut self) {
+        self.rings.iter_mut().flatten().for_each(|ring| ring.end = ring.taken);
+    }
+
     /// Frees the rings that were not used for some time. Call this when no run waits. Returns
     /// whether it freed any, and when to do it again.
-    pub(super) fn maintain(&mut self) -> (bool, Option<Duration>) {
-        if self.rings.is_empty() {
-            return (false, None);
-        }
-        let (now, before) = (Instant::now(), self.rings.iter().flatten().count());
+    ///
+    /// That time doubles whenever memory is freed: a peer that leaves a datagram unread keeps all
+    /// of a large page, which no new ring gets.
+    pub(super) fn maintain(&mut self, now: Instant) -> (bool, Option<Duration>) {
+        let mut freed = false;
         for place in &mut self.rings {
             let Some(ring) = place else { continue };
             if std::mem::take(&mut ring.in_use) {
                 ring.used = now;
             }
-            if now.duration_since(ring.used) >= RING_IDLE {
+            if now.duration_since(ring.used) >= self.idle {
                 *place = None;
+                freed = true;
             }
         }
-        let left = self.rings.iter().flatten().count();
-        if left == 0 {
+        if freed {
+            self.idle *= 2;
+        }
+        let until = |ring: &Ring| (ring.used + self.idle).saturating_duration_since(now);
+        let again = self.rings.iter().flatten().map(until).min();
+        if again.is_none() {
             (self.rings, self.pipe) = (Vec::new(), None);
         }
-        (left < before, (left > 0).then_some(RING_IDLE))
+        (freed, again)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QUEUE: ReceiveQueue = (IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+
+    /// A peer that has a ring made, and keeps a page of it, as often as it can.
+    #[test]
+    fn memory_that_is_given_back_is_taken_anew_few_times_a_day() {
+        let (mut rings, begin) = (Rings::new(RING_BYTES), Instant::now());
+        let (mut now, mut made) = (begin, 0);
+        while now < begin + Duration::from_secs(24 * 60 * 60) {
+            let id = rings.of(QUEUE, now).expect("memory");
+            rings.end_at(id, BEGIN + 1);
+            made += 1;
+            while let (_, Some(pause)) = rings.maintain(now) {
+                assert!(pause >= RING_IDLE);
+                now += pause;
+            }
+            assert_eq!(rings.count(), 0);
+        }
+        assert!(made < 20, "{made} times");
     }
 }

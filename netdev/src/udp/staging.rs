@@ -227,6 +227,7 @@ impl Staging {
         debug_assert!(self.head <= self.runs.len());
         if self.is_empty() {
             self.runs.clear();
+            self.rings.forget_copied();
             self.head = 0;
             self.tail = 0;
             self.open = false;

@@ -8,6 +8,7 @@ use super::UdpPort;
 use super::staging::{Run, Staging};
 use super::sys::{self, Message};
 use crate::kernel::descriptors::Interest;
+use crate::port::config::Shards;
 use crate::port::contract::{PathId, TxFailure};
 use crate::tuning::udp::BULK_RUNS;
 
@@ -81,7 +82,8 @@ impl UdpPort {
         self.staging.pop(sent);
     }
 
-    /// Finds the paths whose next runs leave by reference: two long ones wait.
+    /// Finds the paths whose next runs leave by reference: two long ones wait. All datagrams of a
+    /// path are for one queue pair, so for one receive queue.
     fn note_bulk(&mut self) {
         let is_bulk = |staging: &Staging, run: &Run| {
             run.is_long() && staging.payload(run).first().is_some_and(|b| b >> SERVICE_SHIFT == RC)
@@ -96,8 +98,10 @@ impl UdpPort {
             let (entry, staging) = (self.paths.entry_mut(run.path), &mut self.staging);
             if is_bulk(staging, &run) && entry.wants_ring(&staging.rings) {
                 let now = *now.get_or_insert_with(Instant::now);
-                let (peer, _) = entry.dest.name.decode();
-                entry.ring = staging.rings.of(peer, now).map(|ring| (ring, BULK_RUNS));
+                let (address, _) = entry.dest.name.decode();
+                let selects = staging.payload(&run).get(usize::from(Shards::SELECTOR));
+                let queue = (address, selects.copied().unwrap_or(0));
+                entry.ring = staging.rings.of(queue, now).map(|ring| (ring, BULK_RUNS));
             }
         }
     }

@@ -244,23 +244,55 @@ fn where_a_call_is_forbidden_all_is_copied_and_the_port_says_why() {
 }
 
 #[test]
-fn short_runs_take_no_more_of_a_ring_than_their_pages() {
+fn short_runs_take_nothing_of_a_ring() {
     let (pair, mut tx, mut peers) = or_skip!(sender_and_peers(false, &PortConfig::default()));
     let paths = paths_to(&pair, &mut tx, &peers);
     let (mut sent, mut got) = (0, 0);
     exchange(&mut tx, paths[0], &mut peers[0], 2, (&mut sent, &mut got));
-    // More of them than a ring has places for long ones, while two long ones wait at the peer.
+    // More of them than a ring has pages, while two long ones wait at the peer.
+    let count = RING_RUNS * 65_536 / 4096 + RING_RUNS;
     assert!(send_runs(&mut tx, paths[0], 2, &mut sent).is_empty());
-    for _ in 0..2 * RING_RUNS {
+    for _ in 0..count {
         send(&mut tx, paths[0], &[24]);
     }
-    for (at, datagram) in receive(&mut peers[0], 2 * RUN + 2 * RING_RUNS).iter().enumerate() {
+    for (at, datagram) in receive(&mut peers[0], 2 * RUN + count).iter().enumerate() {
         if at < 2 * RUN {
             assert_eq!(datagram.payload[..8], (got + at as u64).to_be_bytes());
         } else {
             assert_eq!(datagram.payload, [0; 24]);
         }
     }
+}
+
+/// Each takes what its own receive buffer has room for, as the credit of peers permits.
+#[test]
+fn two_queues_of_one_address_have_a_ring_each() {
+    let pair = or_skip!(Pair::new());
+    let (config, shards) = (PortConfig::default(), Shards { count: 2, ..Shards::ONE });
+    let iface = || Interface::by_name("v0").unwrap();
+    let [own, peer] = [[10, 9, 0, 1], [10, 9, 0, 2]].map(IpAddr::from);
+    let mut tx = pair.a.run(|| UdpPort::open(&iface(), &[own], &config).unwrap());
+    let mut queues: Vec<_> = pair.b.run(|| {
+        let parts = UdpPort::acquire(&iface(), &[peer], &config, shards, None).unwrap();
+        parts.into_iter().map(|parts| UdpPort::assemble(parts).unwrap()).collect()
+    });
+    let paths = [0xC001, 0xC002].map(|src_port| {
+        pair.a.run(|| tx.add_path(&PathSpec { src_port, ..spec(own, peer) })).unwrap().id
+    });
+    // The number of a datagram has the number of its queue in the byte that selects that.
+    let (mut sent, mut got) = ([0, 1 << 16], [0, 1 << 16]);
+    for (at, rx) in queues.iter_mut().enumerate() {
+        exchange(&mut tx, paths[at], rx, 2, (&mut sent[at], &mut got[at]));
+    }
+    let (runs, budget) = (RING_RUNS / 2 + 8, queues[0].capabilities().rx_budget);
+    assert!((runs * RUN) as u32 * RxBudget::cost(LEN as u32) <= budget.bytes / 4 * 3);
+    for (path, sent) in paths.into_iter().zip(&mut sent) {
+        for _ in 0..runs / 2 {
+            assert!(send_runs(&mut tx, path, 2, sent).is_empty());
+        }
+    }
+    queues.iter_mut().zip(&mut got).for_each(|(rx, got)| receive_runs(rx, runs, got));
+    assert_eq!(tx.staging.rings.count(), 2);
 }
 
 #[test]
