@@ -93,7 +93,7 @@ fn short(before: u32, head: &[u8; PACKET_MIN], bytes: &[u8]) -> u32 {
     let state = _mm_cvtsi32_si128((!before).cast_signed());
     let lane = _mm_xor_si128(_mm_or_si128(load(head), byte(MASKED)), state);
     let mut lane = _mm_shuffle_epi8(lane, window(&TO_THE_END, first));
-    let factors = _mm_set_epi64x(LANE_ON.1, LANE_ON.0);
+    let factors = (upper(LANE_ON.0), upper(LANE_ON.1));
     if first == MASKED
         && let Some((next, rest)) = lanes.split_first()
     {
@@ -126,9 +126,9 @@ fn byte(at: usize) -> __m128i {
 /// `lane`, shifted by `factors`, plus `next`.
 #[inline]
 #[target_feature(enable = "pclmulqdq")]
-fn fold(lane: __m128i, next: __m128i, factors: __m128i) -> __m128i {
-    let low = _mm_clmulepi64_si128(lane, factors, 0x00);
-    let high = _mm_clmulepi64_si128(lane, factors, 0x11);
+fn fold(lane: __m128i, next: __m128i, factors: (__m128i, __m128i)) -> __m128i {
+    let low = _mm_clmulepi64_si128(lane, factors.0, 0x10);
+    let high = _mm_clmulepi64_si128(lane, factors.1, 0x11);
     _mm_xor_si128(low, _mm_xor_si128(high, next))
 }
 
@@ -142,11 +142,19 @@ fn fold(lane: __m128i, next: __m128i, factors: __m128i) -> __m128i {
 #[target_feature(enable = "pclmulqdq,sse4.1")]
 #[must_use]
 pub fn reduce(lane: __m128i) -> u32 {
-    let folded = _mm_clmulepi64_si128(lane, _mm_set_epi64x(0, LANE_ON.1), 0x00);
+    let folded = _mm_clmulepi64_si128(lane, upper(LANE_ON.1), 0x10);
     let folded = _mm_xor_si128(folded, _mm_srli_si128(lane, 8));
-    let times = _mm_clmulepi64_si128(folded, _mm_set_epi64x(0, QUOTIENT), 0x00);
-    let rest = _mm_clmulepi64_si128(times, _mm_set_epi64x(0, POLYNOMIAL), 0x00);
+    let times = _mm_clmulepi64_si128(folded, upper(QUOTIENT), 0x10);
+    let rest = _mm_clmulepi64_si128(times, upper(POLYNOMIAL), 0x10);
     !_mm_extract_epi32(_mm_xor_si128(folded, rest), 2).cast_unsigned()
+}
+
+/// A factor in the upper half: there a multiplication reads it from memory, and the lower half of a
+/// constant takes two instructions to make.
+#[inline]
+#[target_feature(enable = "sse2")]
+fn upper(factor: i64) -> __m128i {
+    _mm_set_epi64x(factor, 0)
 }
 
 /// 16 bytes of a window, from place `from` on.
