@@ -4,7 +4,7 @@ use crate::ingress::{Datagram, SourceCheck};
 use crate::mem::Memory;
 use crate::qp::attr::{ModifyError, QpAttr};
 use crate::qp::post::PostError;
-use crate::qp::{Core, TurnEnd, Urgency};
+use crate::qp::{Core, Turn, Urgency};
 use crate::shared::Shared;
 use crate::sink::TxSink;
 use crate::types::{Seq, Time};
@@ -218,20 +218,16 @@ impl AnyQp {
         }
     }
 
-    /// Sends up to `quantum` packets and counts `quantum` down. Returns how the turn ended, and
-    /// whether a request left.
+    /// Sends as many packets as the turn has left.
     #[inline]
     pub(crate) fn transmit<H: Memory + Completions>(
         &mut self,
         now: Time,
-        quantum: &mut usize,
+        turn: &mut Turn,
         shared: &mut Shared,
         host: &mut H,
         sink: &mut impl TxSink,
-    ) -> (TurnEnd, bool) {
-        match self {
-            Self::Rc(qp) => qp.transmit(now, quantum, shared, host, sink),
-            Self::Unreliable(qp) => (qp.transmit(now, quantum, shared, host, sink), true),
-        }
+    ) {
+        either!(self, qp => qp.transmit(now, turn, shared, host, sink));
     }
 }

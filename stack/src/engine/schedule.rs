@@ -4,7 +4,7 @@
 use super::Engine;
 use crate::mem::Memory;
 use crate::peer::PeerId;
-use crate::qp::{Core, TurnEnd, Urgency};
+use crate::qp::{Core, Turn, TurnEnd, Urgency};
 use crate::recognition::calls::{look_up, sent};
 use crate::shared::Shared;
 use crate::sink::TxSink;
@@ -80,14 +80,15 @@ impl Engine {
                 false => look_up(&self.gsi.recognition, now, qp, &mut self.shared),
             };
             let share = left.min(left_of_turn(&self.shared, qp.core_mut()));
-            let mut quantum = share;
-            let (end, progress) = qp.transmit(now, &mut quantum, &mut self.shared, host, sink);
-            left -= share - quantum;
+            let mut turn = Turn { left: share, progress: false, end: TurnEnd::Idle };
+            qp.transmit(now, &mut turn, &mut self.shared, host, sink);
+            let used = share - turn.left;
+            left -= used;
             if let Some(before) = unknown {
                 sent(before, qp, &mut self.shared);
             }
-            end_turn(&mut self.shared, qp.core_mut(), share - quantum, end, progress);
-            if end == TurnEnd::SinkFull {
+            end_turn(&mut self.shared, qp.core_mut(), used, &turn);
+            if turn.end == TurnEnd::SinkFull {
                 return TxStop::SinkFull;
             }
         }
@@ -137,23 +138,22 @@ fn left_of_turn(shared: &Shared, core: &Core) -> usize {
     (shared.quantum() - core.spent).into()
 }
 
-/// A queue pair has used `used` packets of its turn, and stopped like `end`; with `progress`,
-/// they were requests.
+/// A queue pair has used `used` packets of its turn, which is over.
 #[inline]
-fn end_turn(shared: &mut Shared, core: &mut Core, used: usize, end: TurnEnd, progress: bool) {
-    if end == TurnEnd::Idle {
+fn end_turn(shared: &mut Shared, core: &mut Core, used: usize, turn: &Turn) {
+    if turn.end == TurnEnd::Idle {
         core.spent = 0;
         return shared.peers.quit(core.slot, &mut core.waiting);
     }
-    interrupt_turn(shared, core, used, end, progress);
+    interrupt_turn(shared, core, used, turn);
 }
 
 /// As [`end_turn`], of a queue pair that has more to send.
 #[inline(never)]
-fn interrupt_turn(shared: &mut Shared, core: &mut Core, used: usize, end: TurnEnd, progress: bool) {
-    let used = used as u16;
+fn interrupt_turn(shared: &mut Shared, core: &mut Core, used: usize, turn: &Turn) {
+    let (used, progress) = (used as u16, turn.progress);
     let (whole, before, slot) = (shared.quantum(), std::mem::take(&mut core.spent), core.slot);
-    match end {
+    match turn.end {
         TurnEnd::Idle => {}
         TurnEnd::Wait(receiver, need) => {
             // The peer's credit comes back in pieces of any size. One turn may span several of

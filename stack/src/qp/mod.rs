@@ -65,6 +65,16 @@ pub(crate) enum TurnEnd {
     Wait(PeerId, Cost),
 }
 
+/// A queue pair's turn to send.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    /// Packets that it may still send.
+    pub(crate) left: usize,
+    /// Whether a request left.
+    pub(crate) progress: bool,
+    pub(crate) end: TurnEnd,
+}
+
 /// The common part of a queue pair.
 #[derive(Debug)]
 pub(crate) struct Core {

@@ -3,8 +3,8 @@
 //! taken back.
 
 use crate::mem::Memory;
-use crate::qp::TurnEnd;
 use crate::qp::outbound::{Sent, frame, header};
+use crate::qp::{Turn, TurnEnd};
 use crate::rc::Qp;
 use crate::rc::responder::Response;
 use crate::rc::responder::resources::DataResponse;
@@ -19,38 +19,57 @@ use crate::wire::{Aeth, NakCode, Opcode, Place, Syndrome, bth};
 const CNP_RESERVED: usize = 16;
 
 impl Qp {
-    /// Sends up to `quantum` packets, which it counts down. Returns how that ended, and whether a
-    /// request left.
+    /// Sends as many packets as the turn has left.
     #[inline]
     pub(crate) fn transmit<H: Memory + Completions>(
         &mut self,
         now: Time,
-        quantum: &mut usize,
+        turn: &mut Turn,
         shared: &mut Shared,
         host: &mut H,
         sink: &mut impl TxSink,
-    ) -> (TurnEnd, bool) {
+    ) {
         if self.notifier.due && self.core.state.receives() {
             match self.send_notification(shared, sink) {
-                Sent::Full => return (TurnEnd::SinkFull, false),
+                Sent::Full => return turn.end = TurnEnd::SinkFull,
                 _ => self.notifier.due = false,
             }
         }
-        if self.responder.has_urgent_response()
-            && let Some(turn) = self.transmit_responses(quantum, shared, host, sink)
+        if self.responder.has_urgent_response() {
+            self.transmit_responses(turn, shared, host, sink);
+            if turn.end != TurnEnd::Idle {
+                return;
+            }
+        }
+        if self.core.state.requests() && !self.requester.has_nothing(&self.core.sq) {
+            self.take_turn(now, turn, shared, host, sink);
+        }
+        // Last, because the peer's program waits for a request.
+        if turn.end != TurnEnd::SinkFull
+            && self.responder.has_response()
+            && self.acknowledge(shared, host, sink) != Sent::Yes
         {
-            return (turn, false);
+            turn.end = TurnEnd::SinkFull;
         }
-        if !self.core.state.requests() || self.requester.has_nothing(&self.core.sq) {
-            return (self.transmit_acknowledgement(TurnEnd::Idle, shared, host, sink), false);
-        }
-        let before = *quantum;
+    }
+
+    /// Sends requests, and sets the timers.
+    #[inline(always)]
+    fn take_turn<H: Memory + Completions>(
+        &mut self,
+        now: Time,
+        turn: &mut Turn,
+        shared: &mut Shared,
+        host: &mut H,
+        sink: &mut impl TxSink,
+    ) {
+        let before = turn.left;
         if !self.requester.has_lists() && self.requester.cursor() != self.core.sq.tail {
             self.requester.take_lists(&mut shared.lists);
         }
         let more = self.requester.tick(now);
         let owed_nothing = self.peer_owes_nothing();
-        let turn = self.transmit_requests(now, quantum, shared, host, sink);
+        self.transmit_requests(now, turn, shared, host, sink);
         if !self.core.state.requests() {
             // One of them failed: nothing is awaited any more.
         } else if self.requester.outstanding() {
@@ -59,7 +78,7 @@ impl Qp {
             if asks || self.waits_to_send || !self.is_armed() {
                 self.arm(now, shared);
             }
-        } else if matches!(turn, TurnEnd::Wait(..)) {
+        } else if matches!(turn.end, TurnEnd::Wait(..)) {
             if !self.is_armed() {
                 self.arm(now, shared);
             }
@@ -71,27 +90,10 @@ impl Qp {
             self.clock.wake_at(more);
             self.schedule(shared);
         }
-        let sent = *quantum < before;
-        (self.transmit_acknowledgement(turn, shared, host, sink), sent)
+        turn.progress = turn.left < before;
     }
 
-    /// Sends a plain acknowledgement if one is due: last, because the peer's program waits for a
-    /// request.
-    #[inline(always)]
-    fn transmit_acknowledgement<H: Memory + Completions>(
-        &mut self,
-        turn: TurnEnd,
-        shared: &mut Shared,
-        host: &mut H,
-        sink: &mut impl TxSink,
-    ) -> TurnEnd {
-        if turn == TurnEnd::SinkFull || !self.responder.has_response() {
-            return turn;
-        }
-        let sent = self.acknowledge(shared, host, sink);
-        if sent == Sent::Yes { turn } else { TurnEnd::SinkFull }
-    }
-
+    /// Sends the acknowledgement that is due.
     #[inline(never)]
     fn acknowledge<H: Memory + Completions>(
         &mut self,
@@ -149,22 +151,23 @@ impl Qp {
         sent
     }
 
-    /// Sends the responses that are due; `None` if that was all.
+    /// Sends the responses that are due; the turn ends if not all of them may leave.
     fn transmit_responses<H: Memory + Completions>(
         &mut self,
-        quantum: &mut usize,
+        turn: &mut Turn,
         shared: &mut Shared,
         host: &mut H,
         sink: &mut impl TxSink,
-    ) -> Option<TurnEnd> {
+    ) {
         while self.responder.has_urgent_response() {
-            if *quantum == 0 {
-                return Some(TurnEnd::Quantum);
+            if turn.left == 0 {
+                return turn.end = TurnEnd::Quantum;
             }
-            let response = self.responder.response(self.params.mtu, &self.core.rq)?;
+            let response = self.responder.response(self.params.mtu, &self.core.rq);
+            let Some(response) = response else { return };
             match self.send_response(&response, shared, host, sink) {
                 Sent::Yes => self.responded(&response),
-                Sent::Full => return Some(TurnEnd::SinkFull),
+                Sent::Full => return turn.end = TurnEnd::SinkFull,
                 Sent::Refused if self.responder.drop_repetition() => {
                     shared.drops.stale_duplicate += 1;
                     continue;
@@ -176,9 +179,8 @@ impl Qp {
                     continue;
                 }
             }
-            *quantum -= 1;
+            turn.left -= 1;
         }
-        None
     }
 
     #[inline]

@@ -5,10 +5,10 @@ use super::Qp;
 use crate::budget::{Budget, Cost};
 use crate::mem::Memory;
 use crate::peer::PeerId;
-use crate::qp::TurnEnd;
 use crate::qp::opcode::data_opcode;
 use crate::qp::outbound::{RequestPacket, Sent, Target};
 use crate::qp::sq::OVERHEAD;
+use crate::qp::{Turn, TurnEnd};
 use crate::rc::requester::{Situation, Wait, Want, permit};
 use crate::shared::Shared;
 use crate::sink::TxSink;
@@ -18,42 +18,42 @@ use crate::verbs::{Completions, Destination, QpState, SendOp, WcStatus};
 use crate::wire::{Deth, Opcode};
 
 impl Qp {
-    /// Sends up to `quantum` packets, which it counts down. Returns how that ended.
+    /// Sends as many packets as the turn has left.
     #[inline]
     pub(crate) fn transmit<H: Memory + Completions>(
         &mut self,
         now: Time,
-        quantum: &mut usize,
+        turn: &mut Turn,
         shared: &mut Shared,
         host: &mut H,
         sink: &mut impl TxSink,
-    ) -> TurnEnd {
+    ) {
         if !self.core.state.requests() {
-            return TurnEnd::Idle;
+            return;
         }
-        let (mut retired, before) = (0, *quantum);
-        let (turn, limit) = loop {
-            match self.transmit_one(now, *quantum, shared, host, sink) {
+        let (mut retired, before) = (0, turn.left);
+        let (end, limit) = loop {
+            match self.transmit_one(now, turn.left, shared, host, sink) {
                 Ok(ended) => retired += u32::from(ended),
                 Err(Stop::SinkFull) => break (TurnEnd::SinkFull, Limit::Port),
                 Err(Stop::Blocked(Limit::Turn)) => break (TurnEnd::Quantum, Limit::Turn),
                 Err(Stop::Blocked(limit)) => break (TurnEnd::Idle, limit),
                 Err(Stop::Fault(status)) => {
                     self.local_fault(status, retired, host);
-                    return TurnEnd::Idle;
+                    return;
                 }
             }
-            *quantum -= 1;
+            turn.left -= 1;
         };
+        (turn.end, turn.progress) = (end, true);
         if retired > 0 {
             host.send_retired(self.core.init.cookie, retired);
         }
         self.core.limited(limit, &mut shared.limits_hit);
-        if *quantum < before {
-            self.recent.left(now, before - *quantum);
+        if turn.left < before {
+            self.recent.left(now, before - turn.left);
         }
         self.report_drained(shared);
-        turn
     }
 
     /// Sends the next packet of the oldest request, if the `turn` has one left. Returns whether the

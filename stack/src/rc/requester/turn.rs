@@ -1,8 +1,8 @@
 //! The requester's part of a turn: one plan after the other, until nothing more may leave.
 
 use crate::mem::Memory;
-use crate::qp::TurnEnd;
 use crate::qp::outbound::{RequestPacket, Sent};
+use crate::qp::{Turn, TurnEnd};
 use crate::rc::Qp;
 use crate::rc::requester::burst::{Plan, ResponseRequest};
 use crate::rc::requester::permit::{Permit, Situation, Wait};
@@ -13,51 +13,51 @@ use crate::types::Time;
 use crate::verbs::{Completions, WcStatus};
 
 impl Qp {
-    /// Sends requests, up to `quantum` packets, which it counts down. Returns how that ended.
+    /// Sends requests, as many packets as the turn has left.
     pub(in crate::rc) fn transmit_requests<H: Memory + Completions>(
         &mut self,
         now: Time,
-        quantum: &mut usize,
+        turn: &mut Turn,
         shared: &mut Shared,
         host: &mut H,
         sink: &mut impl TxSink,
-    ) -> TurnEnd {
+    ) {
         self.requester.control.batch.begin();
         loop {
             let (sq, params) = (&self.core.sq, &self.params);
             self.requester.skip_executed(sq);
-            let at = Situation { sq, peers: &shared.peers, turn: *quantum };
+            let at = Situation { sq, peers: &shared.peers, turn: turn.left };
             let plan = self.requester.plan(params, &at, host.regions());
             self.requester.reserve(plan.permit(), &mut shared.peers);
+            let left = &mut turn.left;
             let sent = match plan {
-                Plan::Burst(permit) => self.send_burst(now, &permit, quantum, shared, host, sink),
-                Plan::Request(request) => self.send_request(&request, quantum, shared, host, sink),
-                Plan::Lost(packet) => self.send_lost(now, &packet, quantum, shared, host, sink),
+                Plan::Burst(permit) => self.send_burst(now, &permit, left, shared, host, sink),
+                Plan::Request(request) => self.send_request(&request, left, shared, host, sink),
+                Plan::Lost(packet) => self.send_lost(now, &packet, left, shared, host, sink),
                 Plan::Local => match self.execute(shared, host) {
-                    Err(status) if self.fault(status, shared, host) => return TurnEnd::Idle,
+                    Err(status) if self.fault(status, shared, host) => return,
                     _ => continue,
                 },
-                Plan::Fault(status) if self.fault(status, shared, host) => return TurnEnd::Idle,
+                Plan::Fault(status) if self.fault(status, shared, host) => return,
                 Plan::Fault(_) => continue,
                 Plan::Blocked(permit) => match self.blocked(&permit, shared) {
-                    Some(end) => return end,
+                    Some(end) => return turn.end = end,
                     None => continue,
                 },
             };
             match sent {
                 // The usual end: all of it left, and asked.
                 Sent::Yes if self.requester.has_asked_for_all(&self.core.sq) => {
-                    self.core.limited(Limit::SendQueueEmpty, &mut shared.limits_hit);
-                    return TurnEnd::Idle;
+                    return self.core.limited(Limit::SendQueueEmpty, &mut shared.limits_hit);
                 }
                 Sent::Yes => {}
                 Sent::Full => {
                     self.core.limited(Limit::Port, &mut shared.limits_hit);
-                    return TurnEnd::SinkFull;
+                    return turn.end = TurnEnd::SinkFull;
                 }
                 Sent::Refused => {
                     if self.fault(WcStatus::LocProtErr, shared, host) {
-                        return TurnEnd::Idle;
+                        return;
                     }
                 }
             }
