@@ -150,19 +150,24 @@ pub(crate) fn frame(
     sink: &mut impl TxSink,
     fill: impl FnOnce(&mut [u8]) -> Result<Option<Summed>, AccessError>,
 ) -> Sent {
-    match sink.send(to.path, header + payload.next_multiple_of(4) + ICRC_LEN, fill) {
+    match sink.send(to.path, header + payload + usize::from(pad(payload)) + ICRC_LEN, fill) {
         Ok(true) => Sent::Yes,
         Ok(false) => Sent::Full,
         Err(_) => Sent::Refused,
     }
 }
 
+/// Bytes of padding after `payload` bytes.
+#[inline]
+fn pad(payload: usize) -> u8 {
+    (payload.wrapping_neg() & 3) as u8
+}
+
 /// The BTH of a packet with `payload` bytes.
 #[inline]
 pub(crate) fn header(opcode: Opcode, dest: Qpn, psn: Seq, payload: usize) -> Bth {
     let mut bth = Bth::new(opcode, Pkey::DEFAULT, dest, Psn::truncate(psn));
-    let pad = (payload.wrapping_neg() & 3) as u8;
-    bth.pad = pad;
+    bth.pad = pad(payload);
     bth
 }
 

@@ -118,10 +118,10 @@ impl Wqe {
         data_opcode(&self.op, self.begins(psn), psn == self.last() || self.is_split())
     }
 
-    /// The cost of its last packet to the receiver, if it is a SEND or WRITE.
+    /// SEND or WRITE: the cost of its last packet to the receiver.
     #[inline]
     pub(crate) fn cost(&self) -> u32 {
-        if self.has_response() { 0 } else { self.measure.into() }
+        self.measure.into()
     }
 
     /// Packets of each request of a READ but the last.
@@ -279,7 +279,7 @@ impl SendQueue {
             return self.totals.costs;
         }
         let wqe = self.get(index);
-        if psn <= wqe.first || wqe.cost() == 0 {
+        if psn <= wqe.first || wqe.has_response() {
             return wqe.before;
         }
         // All packets but the last are full.

@@ -71,7 +71,7 @@ impl Qp {
     }
 
     /// Judges and executes a request.
-    #[inline(never)]
+    #[inline(always)]
     fn take_request<H: Memory + Completions>(
         &mut self,
         packet: &Packet<'_>,

@@ -88,10 +88,10 @@ pub(super) struct Burst<'a> {
 impl Burst<'_> {
     /// The next packet, of the request `wqe`.
     #[inline(always)]
-    fn next<const PLAIN: bool>(&self, wqe: &Wqe, mtu: Mtu, full: u32) -> NextPacket {
-        let psn = self.psn;
+    fn next<const PLAIN: bool>(&self, wqe: &Wqe, mtu: Mtu) -> NextPacket {
+        let psn = if PLAIN { wqe.first } else { self.psn };
         let ends = PLAIN || psn == wqe.last();
-        let cost = if ends { wqe.cost() } else { full };
+        let cost = if ends { wqe.cost() } else { full_cost(mtu) };
         let (len, begins) = match PLAIN {
             true => (wqe.len, true),
             false => (wqe.payload(psn, mtu), wqe.begins(psn)),
@@ -241,16 +241,16 @@ impl Qp {
         let quiet = self.is_quiet_answer(now, &shared.peers);
         let Self { core, requester, responder, params, .. } = self;
         let Some(to) = core.target() else { return Sent::Refused };
-        let (sq, full) = (&core.sq, full_cost(params.mtu));
+        let sq = &core.sq;
         let mut burst = requester.begin(permit, quiet, *quantum, shared.peers.runs());
         let (mut sent, mut payload) = (Sent::Yes, 0);
         while burst.left.datagrams < burst.most {
             let wqe = sq.get(burst.index);
-            let next = burst.next::<PLAIN>(wqe, params.mtu, full);
+            let next = burst.next::<PLAIN>(wqe, params.mtu);
             if burst.left.datagrams > 0 && !requester.goes_on::<PLAIN>(&burst, &next, wqe, sq) {
                 break;
             }
-            let ack_req = requester.asks::<PLAIN>(&burst, &next, sq, full);
+            let ack_req = requester.asks(&burst, &next, sq, params.mtu);
             let packet = match PLAIN {
                 true => RequestPacket::of_plain(burst.index, wqe, ack_req),
                 false => RequestPacket::of(burst.index, wqe, next.psn, params.mtu, ack_req),
@@ -314,15 +314,9 @@ impl Requester {
         }
     }
 
-    /// Whether the next packet of the burst asks. `full` is the cost of a full packet.
+    /// Whether the next packet of the burst asks.
     #[inline(always)]
-    fn asks<const PLAIN: bool>(
-        &self,
-        burst: &Burst<'_>,
-        next: &NextPacket,
-        sq: &SendQueue,
-        full: u32,
-    ) -> bool {
+    fn asks(&self, burst: &Burst<'_>, next: &NextPacket, sq: &SendQueue, mtu: Mtu) -> bool {
         let (permit, left) = (burst.permit, burst.left.datagrams + 1);
         if burst.quiet {
             return false;
@@ -333,7 +327,7 @@ impl Requester {
         }
         // Where it begins again, so that one packet is progress; and the last packet that may
         // leave, also in a turn: the others wait for its acknowledgement.
-        let another = u64::from(if next.ends { full } else { next.cost });
+        let another = u64::from(if next.ends { full_cost(mtu) } else { next.cost });
         let turn_ends =
             left as usize >= burst.turn && self.control.batch.is_ended_by(next.size, burst.runs);
         turn_ends

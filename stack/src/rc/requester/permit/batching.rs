@@ -15,7 +15,7 @@ use crate::tuning::batching::{ENABLED, RUNS_IN_FLIGHT, RUNS_OF_WINDOW};
 /// shorter.
 #[derive(Debug, Default)]
 pub(in crate::rc::requester) struct Batch {
-    /// Packets that may still join.
+    /// Packets that may still join, and the longest of them; both 0 if none may.
     left: u32,
     size: u32,
 }
@@ -24,13 +24,13 @@ impl Batch {
     /// Another turn begins, and with it another run.
     #[inline]
     pub(in crate::rc::requester) fn begin(&mut self) {
-        self.left = 0;
+        *self = Self::default();
     }
 
     /// Whether a packet of `bytes` bytes would continue the run.
     #[inline]
     pub(super) fn is_joined_by(&self, bytes: u32) -> bool {
-        self.left > 0 && bytes <= self.size
+        bytes <= self.size
     }
 
     /// Whether a packet of `bytes` bytes would be the last of its run, if others follow or not.
@@ -46,11 +46,11 @@ impl Batch {
     #[inline]
     pub(in crate::rc::requester) fn sent(&mut self, bytes: u32, runs: RunLimits) {
         if !self.is_joined_by(bytes) {
-            (self.left, self.size) = (runs.packets_of(bytes) - 1, bytes);
-        } else if bytes == self.size {
-            self.left -= 1;
-        } else {
-            self.left = 0;
+            (self.left, self.size) = (runs.packets_of(bytes), bytes);
+        }
+        self.left -= 1;
+        if self.left == 0 || bytes < self.size {
+            self.begin();
         }
     }
 

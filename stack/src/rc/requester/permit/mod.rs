@@ -372,11 +372,13 @@ impl Requester {
     ) -> bool {
         let (left, runs) = (burst.left.datagrams as usize, burst.runs);
         let follows = !PLAIN || (message_runs::ENABLED && wqe.is_plain() && self.may_follow(wqe));
-        follows
-            && packet.bytes <= burst.permit.bytes
-            && (!burst.batches || self.joins(sq, packet, runs, burst))
-            // A run that was begun is not cut short.
-            && (left < burst.turn || self.control.batch.is_joined_by(packet.size))
+        let begins = || {
+            let waits = burst.batches && !self.joins(sq, packet, runs, burst);
+            !waits && left < burst.turn
+        };
+        // A run that was begun is not cut short.
+        let goes = self.control.batch.is_joined_by(packet.size) || begins();
+        follows && packet.bytes <= burst.permit.bytes && goes
     }
 
     /// Whether a packet of `bytes` bytes begins a run that should not be cut short. After a loss
