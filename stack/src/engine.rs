@@ -77,7 +77,11 @@ impl Engine {
                 contacts: Contacts::default(),
                 due: Time(0),
                 handles: Handles::default(),
-                config: EngineConfig { max_qp: config.max_qp.min(QPNS as u32), ..config },
+                config: EngineConfig {
+                    max_qp: config.max_qp.min(QPNS as u32),
+                    quantum: config.quantum.clamp(1, u16::MAX.into()),
+                    ..config
+                },
                 srqs: Srqs::default(),
                 reorder_slab: ReorderSlab::new(config.reorder_packets_max),
                 lists: SpareLists::default(),

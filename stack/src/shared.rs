@@ -130,7 +130,7 @@ impl Shared {
     /// Packets per turn.
     #[inline]
     pub(crate) fn quantum(&self) -> u16 {
-        u16::try_from(self.config.quantum.max(1)).unwrap_or(u16::MAX)
+        self.config.quantum as u16
     }
 
     #[inline]

@@ -54,7 +54,7 @@ impl CreditAccount {
     /// back in pieces is not spent in pieces (silly window avoidance, RFC 9293, 3.8.6.2.1). Two
     /// such runs are in flight then, from any queue pairs, so credit comes back; and the queue
     /// holds four. With fewer than two datagrams in flight the cost is not computed.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn withholds(&self, run: impl FnOnce() -> Cost) -> Option<Cost> {
         if !shared_credit::ENABLED || self.in_flight.datagrams < 2 {
             return None;

@@ -87,7 +87,7 @@ impl AckRequests {
     /// `count` packets from `first` on, each of which asks, left. There is credit for the
     /// acknowledgement of the first, and the caller checked that there is for the others; `silent`
     /// if none is taken.
-    #[inline]
+    #[inline(always)]
     pub(super) fn asked(
         &mut self,
         mut first: Seq,
@@ -113,7 +113,7 @@ impl AckRequests {
         self.add(first, 1, answer);
     }
 
-    #[inline]
+    #[inline(always)]
     fn add(&mut self, first: Seq, count: u32, each: Expected) {
         match self.runs.back_mut() {
             Some(last) if last.end() == first && last.each == each => last.count += count,
