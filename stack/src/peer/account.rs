@@ -102,6 +102,7 @@ impl CreditAccount {
         self.confidence.arrived(charge.datagrams)
     }
 
+    #[inline(never)]
     fn shrink(&mut self, released: Cost) {
         let bytes = u32::try_from(released.bytes.div_ceil(2)).unwrap_or(u32::MAX);
         self.capacity.bytes = self.capacity.bytes.saturating_sub(bytes).max(self.target.bytes);

@@ -220,10 +220,10 @@ impl Qp {
             return;
         }
         self.core.tally.timed_out(&mut shared.counters);
-        if self.retry_left == self.core.attr.retry_cnt.unwrap_or(0) {
+        if self.retries == 0 {
             self.clock.undriven_us = shared.undriven_us_before as u32;
         }
-        if self.retry_left == 0 {
+        if self.retries >= self.core.attr.retry_cnt.unwrap_or(0) {
             shared.counters.retry_exceeded_err += 1;
             let undriven = shared.counters.undriven_us as u32;
             let undriven = undriven.wrapping_sub(self.clock.undriven_us);
@@ -233,7 +233,7 @@ impl Qp {
             }
             return self.fail_head(WcStatus::RetryExcErr, shared, host);
         }
-        self.retry_left -= 1;
+        self.retries += 1;
         self.requester.on_timeout(now, &self.core.sq, &self.params, &mut shared.peers);
         // Counts from now if nothing can be sent, and else from when it leaves.
         self.arm(now, shared);

@@ -56,8 +56,9 @@ pub(crate) struct Qp {
     /// The deadline is that of a wait for room, not for an answer: nothing has left since it was
     /// set.
     waits_to_send: bool,
-    retry_left: u8,
-    rnr_left: u8,
+    /// The retries since something was acknowledged: after a timeout, and after an RNR NAK.
+    retries: u8,
+    rnr_retries: u8,
 }
 
 impl Qp {
@@ -79,8 +80,8 @@ impl Qp {
             notifier: Notifier::default(),
             clock: Clock::default(),
             waits_to_send: false,
-            retry_left: 0,
-            rnr_left: 0,
+            retries: 0,
+            rnr_retries: 0,
         }
     }
 
@@ -178,8 +179,7 @@ impl Qp {
         let Some(peer) = self.core.attr.peer else { return };
         let path = self.new_path(&peer, shared);
         self.requester.start(psn, self.core.sq.tail, &path);
-        self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
-        self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
+        (self.retries, self.rnr_retries) = (0, 0);
     }
 
     fn new_path(&self, peer: &PeerAddress, shared: &Shared) -> PathParams {
@@ -257,8 +257,7 @@ impl Qp {
             self.responder.set_max_dest_rd_atomic(max);
         }
         if attr.retry_cnt.is_some() || attr.rnr_retry.is_some() {
-            self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
-            self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
+            (self.retries, self.rnr_retries) = (0, 0);
         }
     }
 

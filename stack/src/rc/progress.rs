@@ -178,8 +178,7 @@ impl Qp {
             }
         }
         self.retire(to, shared, host);
-        self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
-        self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
+        (self.retries, self.rnr_retries) = (0, 0);
         let asked = !self.clock.has_not_asked();
         self.clock.heard();
         if self.requester.outstanding() {
@@ -272,14 +271,14 @@ impl Qp {
             return;
         }
         if self.core.attr.rnr_retry != Some(7) {
-            if self.rnr_left == 0 {
+            if self.rnr_retries >= self.core.attr.rnr_retry.unwrap_or(0) {
                 shared.counters.retry_rnr_exceeded_err += 1;
                 return self.fail_head(WcStatus::RnrRetryExcErr, shared, host);
             }
-            self.rnr_left -= 1;
+            self.rnr_retries += 1;
         }
         // It is there, if not ready.
-        self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
+        self.retries = 0;
         let until = now.after(u64::from(rnr_timer_us(timer)) * 1000);
         self.requester.on_rnr(to, until, &self.core.sq, &self.params, &mut shared.peers);
         self.disarm();

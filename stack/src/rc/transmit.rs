@@ -94,7 +94,7 @@ impl Qp {
     }
 
     /// Sends the acknowledgement that is due.
-    #[inline(never)]
+    #[inline(always)]
     fn acknowledge<H: Memory + Completions>(
         &mut self,
         shared: &mut Shared,
