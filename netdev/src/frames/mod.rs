@@ -237,6 +237,16 @@ impl<F: FrameIo> FramePort<F> {
         shared.map_err(|e| OpenError { backend: F::BACKEND, ..e })
     }
 
+    /// Looks after its chores until the next datagram of a path leaves by the guard.
+    #[cfg(test)]
+    #[track_caller]
+    pub(crate) fn turns_to_guard(&mut self, path: PathId) {
+        crate::testing::testns::wait_until("it looks", || {
+            crate::testing::testns::look_after(self, 50);
+            matches!(self.paths.hop(path), Some(Hop::Guard(_)))
+        });
+    }
+
     /// Discards a slot that was reserved and not committed.
     fn discard(&mut self) {
         self.reserved = Slot::Nothing;

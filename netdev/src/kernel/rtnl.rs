@@ -38,11 +38,9 @@ pub(crate) fn try_payload(payload: &[u8]) {
 mod tests {
     use std::net::IpAddr;
 
-    use std::time::{Duration, Instant};
-
     use super::*;
     use crate::kernel::interface::Interface;
-    use crate::testing::testns::{Pair, needs, or_skip};
+    use crate::testing::testns::{Pair, needs, or_skip, wait_until};
 
     fn ip(address: &str) -> IpAddr {
         address.parse().expect("an address")
@@ -115,13 +113,9 @@ mod tests {
             let own = rtnl.route(&query("10.9.0.1")).expect("a route");
             assert_eq!(own.kind, RouteKind::Local);
             // The kernel adds that route a moment after the address.
-            let deadline = Instant::now() + Duration::from_secs(20);
-            let mut is_own =
-                || rtnl.route(&query("fd09::1")).expect("a route").kind == RouteKind::Local;
-            while !is_own() && Instant::now() < deadline {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            assert!(is_own());
+            wait_until("the own address has its route", || {
+                rtnl.route(&query("fd09::1")).expect("a route").kind == RouteKind::Local
+            });
             let none = rtnl.route(&query("8.8.8.8")).expect_err("no default route");
             assert_eq!(none.raw_os_error(), Some(libc::ENETUNREACH));
             assert!(rtnl.route(&query("198.51.100.1")).is_err());

@@ -15,7 +15,7 @@ use crate::port::contract::PortStats;
 use crate::port::contract::{PathId, PathSpec, Port as _, RxIpId};
 use crate::testing::loopback;
 use crate::testing::sides::{Open as _, SELECTOR, lo};
-use crate::testing::testns::{NetNs, forget_option, has_address, or_skip};
+use crate::testing::testns::{NetNs, forget_option, has_address, or_skip, wait_until};
 use crate::udp::UdpPort;
 use crate::udp::handoff::{Inbox, Outbox};
 
@@ -135,12 +135,8 @@ fn datagram(dst: IpAddr, payload: &[u8]) -> RxDatagram<'_> {
 
 /// Waits until each address has its leader among these processes, and has its ports follow.
 fn follow(heirs: &mut [&mut Process], addresses: &[IpAddr]) {
-    let end = Instant::now() + Duration::from_secs(20);
-    let has = |heirs: &[&mut Process], to| heirs.iter().any(|it| it.slots.is_leader(to));
-    while !addresses.iter().all(|to| has(heirs, *to)) {
-        assert!(Instant::now() < end, "nobody follows");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let has = |to| heirs.iter().any(|it| it.slots.is_leader(to));
+    wait_until("one follows", || addresses.iter().all(|to| has(*to)));
     for heir in heirs {
         assert_eq!(heir.ports[0].maintain(), None);
     }
@@ -157,10 +153,7 @@ fn the_one_that_follows_reads_what_is_for_all() {
     drop(first);
     send(here[1], 0, 3);
     let told = |port: &UdpPort| wait_readable(port.wait_fd(), 1).expect("poll");
-    let end = Instant::now() + Duration::from_secs(20);
-    while !told(&second.ports[0]) && !told(&third.ports[0]) {
-        assert!(Instant::now() < end, "nobody is told");
-    }
+    wait_until("one is told", || told(&second.ports[0]) || told(&third.ports[0]));
     follow(&mut [&mut second, &mut third], &here);
     for (mark, to) in here.into_iter().enumerate() {
         send(to, 0, mark as u8);
@@ -415,12 +408,8 @@ fn who_leaves_leaves_nothing_behind() {
     passes();
     // Tests beside this one have descriptors, too: so there are some that it has again.
     let before = descriptors();
-    let end = Instant::now() + Duration::from_secs(60);
     passes();
-    while descriptors() > before {
-        assert!(Instant::now() < end, "{} and {before} before", descriptors());
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_until("all are closed", || descriptors() <= before);
     assert_eq!(keeper.first(), 0);
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::kernel::descriptors;
 use crate::testing::sides::{self, ip, on_each, open, sides, spec};
-use crate::testing::testns::{NetNs, arrives, has_arrivals, or_skip};
+use crate::testing::testns::{NetNs, arrives, has_arrivals, or_skip, wait_until};
 use crate::{AnyPort, Backend, PathSpec, Port, RxDatagram};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -106,16 +106,14 @@ fn groups_take_turns(backend: Backend) -> Result<(), String> {
     for group in groups {
         send(&pair.a, &mut a, ("10.9.0.1", group), &[64, 65, 66, 67]);
     }
-    let end = Instant::now() + PATIENCE;
     // Each group's have come before the first is read.
     let waiting = || {
         let all = pair.b.run(|| crate::udp::holder::sockets(4791));
         all.iter().filter(|socket| socket.queued_bytes > 0).count()
     };
-    while waiting() < groups.len() {
-        assert!(Instant::now() < end, "{} groups have something", waiting());
-    }
+    wait_until("all groups have something", || waiting() == groups.len());
     let (mut turns, mut first) = (Vec::new(), Vec::new());
+    let end = Instant::now() + PATIENCE;
     while turns.len() < 12 && Instant::now() < end {
         descriptors::wait_readable(b.wait_fd(), 20).expect("poll");
         let mut round = Vec::new();
@@ -130,13 +128,9 @@ fn groups_take_turns(backend: Backend) -> Result<(), String> {
 }
 
 on_each! { "groups":
-    groups_take_turns_on_udp: groups_take_turns, Udp;
-    members_receive_on_udp: members_receive, Udp;
-    members_receive_on_packet: members_receive, Packet;
-    members_receive_on_afxdp: members_receive, Xdp;
-    destinations_are_told_on_udp: destinations_are_told, Udp;
-    destinations_are_told_on_packet: destinations_are_told, Packet;
-    destinations_are_told_on_afxdp: destinations_are_told, Xdp;
+    groups_take_turns: udp Udp;
+    members_receive: udp Udp, packet Packet, afxdp Xdp;
+    destinations_are_told: udp Udp, packet Packet, afxdp Xdp;
 }
 
 /// Several ports of one machine all receive, with any backends; but not datagrams to the group at
@@ -219,9 +213,7 @@ fn groups_come_and_go(backend: Backend) -> Result<(), String> {
 }
 
 on_each! { "groups":
-    groups_come_and_go_on_udp: groups_come_and_go, Udp;
-    groups_come_and_go_on_packet: groups_come_and_go, Packet;
-    groups_come_and_go_on_afxdp: groups_come_and_go, Xdp;
+    groups_come_and_go: udp Udp, packet Packet, afxdp Xdp;
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::kernel::descriptors;
 use crate::testing::sides::{ip, on_each, open, open_shards, sides, spec};
-use crate::testing::testns::{NetNs, Pair, arrives, has_arrivals, needs};
+use crate::testing::testns::{NetNs, Pair, arrives, has_arrivals, needs, wait_until};
 use crate::{AnyPort, Backend, PathId, PathSpec, Port, RxDatagram};
 
 const A: [&str; 2] = ["10.9.0.1", "fd09::1"];
@@ -288,32 +288,17 @@ fn the_hop_limit_is_the_routes(backend: Backend) -> Result<(), String> {
         let packets = |line: &str| line.split_once("packets ")?.1.split(' ').next()?.parse().ok();
         listing.lines().filter_map(packets).collect::<Vec<u32>>()
     };
-    let end = Instant::now() + Duration::from_secs(20);
-    while counts() != [1; 5] && Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    assert_eq!(counts(), [1; 5]);
+    wait_until("each came once", || counts() == [1; 5]);
     Ok(())
 }
 
 on_each! { "paths":
-    the_hop_limit_is_the_routes_on_udp: the_hop_limit_is_the_routes, Udp;
-    the_hop_limit_is_the_routes_on_packet: the_hop_limit_is_the_routes, Packet;
-    the_hop_limit_is_the_routes_on_afxdp: the_hop_limit_is_the_routes, Xdp;
-    the_longest_datagram_reaches_itself_on_packet: the_longest_datagram_reaches_itself, Packet;
-    the_longest_datagram_reaches_itself_on_afxdp: the_longest_datagram_reaches_itself, Xdp;
-    what_fails_is_told_of_no_other_on_udp: what_fails_of_a_removed_path_is_told_of_no_other, Udp;
-    what_fails_is_told_of_no_other_on_packet: what_fails_of_a_removed_path_is_told_of_no_other, Packet;
-    what_fails_is_told_of_no_other_on_afxdp: what_fails_of_a_removed_path_is_told_of_no_other, Xdp;
-    devices_beside_each_other_hear_their_own_on_udp: devices_beside_each_other_hear_their_own, Udp;
-    devices_beside_each_other_hear_their_own_on_packet: devices_beside_each_other_hear_their_own, Packet;
-    a_reused_id_is_a_new_path_on_udp: a_reused_id_is_a_new_path, Udp;
-    a_reused_id_is_a_new_path_on_packet: a_reused_id_is_a_new_path, Packet;
-    a_reused_id_is_a_new_path_on_afxdp: a_reused_id_is_a_new_path, Xdp;
-    watching_twice_is_watching_on_packet: watching_twice_is_watching, Packet;
-    watching_twice_is_watching_on_afxdp: watching_twice_is_watching, Xdp;
-    the_end_comes_after_what_arrived_on_packet: the_end_comes_after_what_arrived, Packet;
-    the_end_comes_after_what_arrived_on_afxdp: the_end_comes_after_what_arrived, Xdp;
-    shards_hear_what_is_theirs_on_udp: shards_hear_what_is_theirs, Udp;
-    shards_hear_what_is_theirs_on_packet: shards_hear_what_is_theirs, Packet;
+    the_hop_limit_is_the_routes: udp Udp, packet Packet, afxdp Xdp;
+    the_longest_datagram_reaches_itself: packet Packet, afxdp Xdp;
+    what_fails_of_a_removed_path_is_told_of_no_other: udp Udp, packet Packet, afxdp Xdp;
+    devices_beside_each_other_hear_their_own: udp Udp, packet Packet;
+    a_reused_id_is_a_new_path: udp Udp, packet Packet, afxdp Xdp;
+    watching_twice_is_watching: packet Packet, afxdp Xdp;
+    the_end_comes_after_what_arrived: packet Packet, afxdp Xdp;
+    shards_hear_what_is_theirs: udp Udp, packet Packet;
 }

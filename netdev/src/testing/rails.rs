@@ -405,25 +405,13 @@ fn addresses_of_loopback_leave_as_routes_say() {
 }
 
 on_each! { "rails":
-    two_ports_of_a_subnet_on_udp: two_ports_of_a_subnet, Udp;
-    two_ports_of_a_subnet_on_packet: two_ports_of_a_subnet, Packet;
-    two_ports_of_a_subnet_on_afxdp: two_ports_of_a_subnet, Xdp;
-    ranges_that_overlap_on_udp: ranges_that_overlap, Udp;
-    ranges_that_overlap_on_packet: ranges_that_overlap, Packet;
-    the_other_port_is_reached_on_udp: the_other_port_is_reached, Udp;
-    the_other_port_is_reached_on_packet: the_other_port_is_reached, Packet;
-    the_other_port_is_reached_on_afxdp: the_other_port_is_reached, Xdp;
-    what_arrives_by_another_port_is_heard_on_udp: what_arrives_by_another_port_is_heard, Udp;
-    what_arrives_by_another_port_is_heard_on_packet: what_arrives_by_another_port_is_heard, Packet;
-    what_arrives_by_another_port_is_heard_on_afxdp: what_arrives_by_another_port_is_heard, Xdp;
-    a_rail_is_taken_away_on_udp: a_rail_is_taken_away, Udp;
-    a_rail_is_taken_away_on_packet: a_rail_is_taken_away, Packet;
-    a_macvlan_on_a_port_on_udp: a_macvlan_on_a_port, Udp;
-    a_macvlan_on_a_port_on_packet: a_macvlan_on_a_port, Packet;
-    a_program_on_a_port_on_udp: a_program_on_a_port, Udp;
-    a_program_on_a_port_on_packet: a_program_on_a_port, Packet;
-    a_port_in_a_vrf_on_udp: a_port_in_a_vrf, Udp;
-    a_port_in_a_vrf_on_packet: a_port_in_a_vrf, Packet;
-    a_way_of_another_port_is_none_on_udp: a_way_of_another_port_is_none, Udp;
-    a_way_of_another_port_is_none_on_packet: a_way_of_another_port_is_none, Packet;
+    two_ports_of_a_subnet: udp Udp, packet Packet, afxdp Xdp;
+    ranges_that_overlap: udp Udp, packet Packet;
+    the_other_port_is_reached: udp Udp, packet Packet, afxdp Xdp;
+    what_arrives_by_another_port_is_heard: udp Udp, packet Packet, afxdp Xdp;
+    a_rail_is_taken_away: udp Udp, packet Packet;
+    a_macvlan_on_a_port: udp Udp, packet Packet;
+    a_program_on_a_port: udp Udp, packet Packet;
+    a_port_in_a_vrf: udp Udp, packet Packet;
+    a_way_of_another_port_is_none: udp Udp, packet Packet;
 }

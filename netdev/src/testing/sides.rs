@@ -170,13 +170,15 @@ pub(crate) fn sides(backend: Backend) -> Result<(Pair, AnyPort, AnyPort), String
     Ok((pair, a, b))
 }
 
-/// One test for each backend.
+/// A module of tests for each case, one for each of its backends.
 macro_rules! on_each {
-    ($file:literal: $($name:ident: $case:ident, $backend:ident;)+) => {$(
-        #[test]
-        fn $name() {
-            $crate::testing::testns::or_skip!($file, $case($crate::Backend::$backend));
-        }
+    ($file:literal: $($case:ident: $($test:ident $backend:ident),+;)+) => {$(
+        mod $case {$(
+            #[test]
+            fn $test() {
+                $crate::testing::testns::or_skip!($file, super::$case($crate::Backend::$backend));
+            }
+        )+}
     )+};
 }
 pub(crate) use on_each;

@@ -103,6 +103,16 @@ impl Pair {
     }
 }
 
+/// Waits until `done`. Panics if that takes a minute.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !done() {
+        assert!(Instant::now() < end, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Waits until the kernel accepts packets to an IPv6 address: it adds the local route a moment
 /// after the address.
 pub(crate) fn has_address(address: &str) -> io::Result<()> {
@@ -113,11 +123,8 @@ pub(crate) fn has_address(address: &str) -> io::Result<()> {
         tos: 0,
         src_port: 0,
     };
-    let (mut rtnl, end) = (Rtnl::open()?, Instant::now() + Duration::from_secs(60));
-    while !rtnl.route(&query).is_ok_and(|route| route.kind == RouteKind::Local) {
-        assert!(Instant::now() < end, "{address} is not there");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let mut rtnl = Rtnl::open()?;
+    wait_until(address, || rtnl.route(&query).is_ok_and(|route| route.kind == RouteKind::Local));
     Ok(())
 }
 
@@ -126,12 +133,8 @@ impl Pair {
     /// notes a carrier up to a second later.
     pub(crate) fn new_in_calm() -> io::Result<Self> {
         let pair = Self::new()?;
-        let end = Instant::now() + Duration::from_secs(60);
         for ns in [&pair.a, &pair.b] {
-            while !ns.sh("ip -o link show v0").contains("state UP") {
-                assert!(Instant::now() < end, "the link does not come up");
-                std::thread::sleep(Duration::from_millis(10));
-            }
+            wait_until("the link is up", || ns.sh("ip -o link show v0").contains("state UP"));
         }
         Ok(pair)
     }

@@ -1,10 +1,8 @@
 //! `afxdp` beside a neighbour that has it.
 
-use std::time::{Duration, Instant};
-
 use super::*;
 use crate::frames::xdp::tests::another_program;
-use crate::testing::testns::{Pair, or_skip, without_capability};
+use crate::testing::testns::{Pair, or_skip, wait_until, without_capability};
 
 /// `CAP_NET_RAW` of capabilities(7).
 const NET_RAW: u32 = 13;
@@ -137,10 +135,7 @@ fn a_program_of_a_stranger_is_an_error_beside_neighbours_too() {
             is_seen
         })
     };
-    let end = Instant::now() + Duration::from_secs(60);
-    while !is_seen() {
-        assert!(Instant::now() < end, "others see that one process opens it");
-    }
+    wait_until("others see that one process opens it", is_seen);
     // A failed try is seen by no other process.
     drop(stranger);
     let choice = pair.a.run(|| process(want)).expect("it has gone").1;

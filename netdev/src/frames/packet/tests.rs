@@ -15,7 +15,7 @@ use crate::port::contract::{Path, PathSpec, Port as _, RxBudget, RxIpId};
 use crate::port::headers::FrameTemplate;
 use crate::testing::sides::{Got, Open as _, ip, receive_for, spec};
 use crate::testing::testns::{
-    NetNs, Pair, arrives, has_arrivals, look_after, needs, or_skip, without_capability,
+    NetNs, Pair, arrives, has_arrivals, look_after, needs, or_skip, wait_until, without_capability,
 };
 
 /// Of capabilities(7).
@@ -271,23 +271,18 @@ fn a_cold_neighbour_is_resolved_by_the_kernel() {
         let mut b = open_on(&pair.b, "v0", &[B4, B6], &config);
         let to = path(&pair.a, &mut a, local, remote);
         pair.a.sh("ip neigh flush dev v0");
-        let end = Instant::now() + Duration::from_secs(20);
-        while !matches!(a.paths.hop(to.id), Some(Hop::Guard(_))) {
-            assert!(Instant::now() < end, "it is still thought to be known");
-            look_after(&mut a, 50);
-        }
+        a.turns_to_guard(to.id);
         send(&mut a, to.id, &[300; 5]);
         assert_eq!(a.stats().tx_unresolved, 5, "{remote}");
         let got = receive(&mut b, 5);
         check_payloads(&got, &[300; 5]);
         assert!(got.iter().all(|g| g.src_port == to.src_port), "the same source port either way");
-        let end = Instant::now() + Duration::from_secs(20);
-        while a.stats().tx_unresolved != a.stats().tx_datagrams - 1 {
-            assert!(Instant::now() < end, "never resolved");
+        wait_until("it is resolved", || {
             look_after(&mut a, 20);
             send(&mut a, to.id, &[9]);
             receive(&mut b, 1);
-        }
+            a.stats().tx_unresolved == a.stats().tx_datagrams - 1
+        });
         assert_eq!(b.stats().rx_malformed, 0);
     }
 }
@@ -298,27 +293,17 @@ fn what_waits_is_not_overtaken_and_keeps_no_other_path_from_looking() {
     let (mut a, mut b) = ports(&pair);
     // Let news about each other settle first.
     let [held, other] = [(A4, B4), (A6, B6)].map(|(from, to)| path(&pair.a, &mut a, from, to).id);
-    let turned = |a: &mut PacketPort, path| {
-        let end = Instant::now() + Duration::from_secs(20);
-        while !matches!(a.paths.hop(path), Some(Hop::Guard(_))) {
-            assert!(Instant::now() < end, "it never looked");
-            look_after(a, 50);
-        }
-    };
-    let direct = |a: &mut PacketPort, path| {
-        let end = Instant::now() + Duration::from_secs(20);
-        while !matches!(a.paths.hop(path), Some(Hop::Direct(_))) {
-            assert!(Instant::now() < end, "never resolved");
-            look_after(a, 50);
+    for path in [held, other] {
+        wait_until("it is resolved", || {
+            look_after(&mut a, 50);
             a.flush(|failure| panic!("{failure:?}"));
-        }
-    };
-    direct(&mut a, held);
-    direct(&mut a, other);
+            matches!(a.paths.hop(path), Some(Hop::Direct(_)))
+        });
+    }
     commit(&mut a, held, &[1]);
     pair.a.sh("ip neigh change 10.9.0.2 dev v0 nud stale
                ip neigh change fd09::2 dev v0 nud stale");
-    turned(&mut a, other);
+    a.turns_to_guard(other);
     assert!(a.reserve(held, 2).is_none() && a.wants_write(), "it would be overtaken");
     a.flush(|failure| panic!("{failure:?}"));
     assert!(matches!(a.paths.hop(held), Some(Hop::Guard(_))), "the kernel is to look");
@@ -355,10 +340,7 @@ fn a_full_ring_drops_and_counts() {
     for _ in 0..20 {
         send(&mut a, to.id, &[64]);
     }
-    let end = Instant::now() + Duration::from_secs(20);
-    while b.stats().rx_queue_drops < 12 {
-        assert!(Instant::now() < end, "{:?}", b.stats());
-    }
+    wait_until("all others are dropped", || b.stats().rx_queue_drops >= 12);
     assert_eq!(receive(&mut b, 8).len(), 8);
     assert_eq!((b.stats().rx_queue_drops, b.stats().rx_queue_drops), (12, 12), "it only grows");
     send(&mut a, to.id, &[64]);

@@ -14,7 +14,7 @@ use crate::port::config::{PortConfig, Shards, XdpConfig};
 use crate::port::contract::{PathSpec, Port as _, RxBudget};
 use crate::port::error::OpenError;
 use crate::testing::sides::{self, Got, Open as _, receive_for};
-use crate::testing::testns::{NetNs, Pair, arrives, has_arrivals, look_after, or_skip};
+use crate::testing::testns::{NetNs, Pair, arrives, has_arrivals, look_after, or_skip, wait_until};
 use std::time::{Duration, Instant};
 
 /// The default configuration but for some option.
@@ -77,12 +77,19 @@ fn pattern(len: usize, seed: u32) -> Vec<u8> {
         .collect()
 }
 
-/// Sends and returns the promised identification.
-fn send(port: &mut XdpPort, path: PathId, payload: &[u8]) -> u16 {
+/// Commits a datagram, without flushing; returns the promised identification.
+fn commit(port: &mut XdpPort, path: PathId, payload: &[u8]) -> u16 {
     let slot = port.reserve(path, payload.len()).expect("a slot");
     slot.buf.copy_from_slice(payload);
     let ip_id = slot.ip_id;
     port.commit();
+    ip_id
+}
+
+/// Commits and flushes; nothing may fail.
+fn send(port: &mut XdpPort, path: PathId, payload: &[u8]) -> u16 {
+    let ip_id = commit(port, path, payload);
+    port.flush(|failure| panic!("{failure:?}"));
     ip_id
 }
 
@@ -94,7 +101,6 @@ fn direct_path(ns: &NetNs, port: &mut XdpPort, peer: &mut XdpPort, spec: &PathSp
     while !matches!(port.paths.hop(path.id), Some(Hop::Direct(_))) {
         assert!(Instant::now() < end, "the neighbour was never resolved");
         send(port, path.id, &[1; 16]);
-        port.flush(|failure| panic!("{failure:?}"));
         std::thread::sleep(Duration::from_millis(2));
         port.maintain();
         receive(peer, 1);
@@ -112,7 +118,6 @@ fn round_trips(mtu: u32, sizes: &[usize]) -> Result<(), String> {
         for &len in sizes {
             let payload = pattern(len, len as u32);
             let ip_id = send(&mut a, to_b, &payload);
-            a.flush(|failure| panic!("{failure:?}"));
             let got = receive(&mut b, 1);
             assert_eq!(got.len(), 1, "mtu {mtu} v6 {v6} len {len}");
             assert!(got[0].payload == payload, "mtu {mtu} v6 {v6} len {len}: other bytes");
@@ -123,7 +128,6 @@ fn round_trips(mtu: u32, sizes: &[usize]) -> Result<(), String> {
             assert_eq!(got[0].ip_id, if v6 { RxIpId::None } else { exact });
 
             send(&mut b, to_a, &got[0].payload);
-            b.flush(|failure| panic!("{failure:?}"));
             let back = receive(&mut a, 1);
             assert!(back.len() == 1 && back[0].payload == payload, "mtu {mtu} v6 {v6} len {len}");
         }
@@ -141,24 +145,18 @@ fn a_cold_neighbour_is_resolved_and_nothing_is_lost() {
     for v6 in [false, true] {
         let path = pair.a.run(|| a.add_path(&spec(v6, true))).unwrap().id;
         pair.a.sh("ip neigh flush dev v0");
-        let end = Instant::now() + Duration::from_secs(20);
-        while !matches!(a.paths.hop(path), Some(Hop::Guard(_))) {
-            assert!(Instant::now() < end, "it is still thought to be known");
-            look_after(&mut a, 50);
-        }
+        a.turns_to_guard(path);
         let before = a.stats().tx_unresolved;
         send(&mut a, path, &[42; 333]);
-        a.flush(|failure| panic!("{failure:?}"));
         let got = receive(&mut b, 1);
         assert_eq!(got.len(), 1, "the first datagram arrives");
         assert_eq!(got[0].payload, [42; 333]);
         assert_eq!(a.stats().tx_unresolved, before + 1);
-        let end = Instant::now() + PATIENCE;
-        while !matches!(a.paths.hop(path), Some(Hop::Direct(_))) && Instant::now() < end {
+        wait_until("it is resolved", || {
             look_after(&mut a, 5);
-        }
+            matches!(a.paths.hop(path), Some(Hop::Direct(_)))
+        });
         send(&mut a, path, &[43; 4112]);
-        a.flush(|failure| panic!("{failure:?}"));
         assert_eq!(receive(&mut b, 1)[0].payload, [43; 4112]);
         assert_eq!(a.stats().tx_unresolved, before + 1, "now it leaves directly");
     }
@@ -193,7 +191,7 @@ fn mixed_sizes_survive_many_turns_of_the_rings() {
             })
             .collect();
         for payload in &sent {
-            send(&mut a, path, payload);
+            commit(&mut a, path, payload);
         }
         a.flush(|failure| panic!("{failure:?}"));
         let got = receive(&mut b, sent.len());
@@ -210,22 +208,18 @@ fn what_waits_in_the_ring_is_not_overtaken_through_the_guard() {
     let (pair, mut a, mut b) = or_skip!(pair_with(4200, &PortConfig::default()));
     let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
     drain(&mut b);
-    send(&mut a, path, &[1; 64]);
+    commit(&mut a, path, &[1; 64]);
     pair.a.sh("ip neigh change 10.9.0.2 dev v0 nud stale");
-    // The next refresh of the neighbour.
-    let end = Instant::now() + PATIENCE;
-    while a.paths.hop(path).is_some() {
-        assert!(Instant::now() < end, "it never looked");
+    wait_until("the next refresh of the neighbour", || {
         look_after(&mut a, 50);
-    }
+        a.paths.hop(path).is_none()
+    });
     assert!(a.reserve(path, 64).is_none() && a.wants_write(), "it would be overtaken");
     a.flush(|failure| panic!("{failure:?}"));
     assert!(matches!(a.paths.hop(path), Some(Hop::Guard(_))), "the kernel is to look");
     send(&mut a, path, &[2; 64]);
-    a.flush(|failure| panic!("{failure:?}"));
     assert!(matches!(a.paths.hop(path), Some(Hop::Direct(_))) && !a.wants_write());
     send(&mut a, path, &[3; 64]);
-    a.flush(|failure| panic!("{failure:?}"));
     let got: Vec<u8> = receive(&mut b, 3).iter().map(|got| got.payload[0]).collect();
     assert_eq!(got, [1, 2, 3]);
 }
@@ -236,13 +230,9 @@ fn what_waits_on_one_path_does_not_keep_another_from_looking() {
     let [path, other] =
         [false, true].map(|v6| direct_path(&pair.a, &mut a, &mut b, &spec(v6, true)));
     drain(&mut b);
-    send(&mut a, other, &[1; 64]);
+    commit(&mut a, other, &[1; 64]);
     pair.a.sh("ip neigh change 10.9.0.2 dev v0 nud stale");
-    let end = Instant::now() + Duration::from_secs(20);
-    while !matches!(a.paths.hop(path), Some(Hop::Guard(_))) {
-        assert!(Instant::now() < end, "it never looked");
-        look_after(&mut a, 50);
-    }
+    a.turns_to_guard(path);
     a.flush(|failure| panic!("{failure:?}"));
     assert_eq!(receive(&mut b, 1).len(), 1);
 }
@@ -252,14 +242,11 @@ fn attached(ns: &NetNs) -> bool {
     ns.sh("ip -details link show dev v0").contains("prog/xdp")
 }
 
-/// Whether the program detaches. The link goes with its last descriptor, and a child that another
-/// test is just forking holds copies of all of them until it executes its program.
-fn detached(ns: &NetNs) -> bool {
-    let end = Instant::now() + PATIENCE;
-    while attached(ns) && Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    !attached(ns)
+/// Waits until the program detaches. The link goes with its last descriptor, and a child that
+/// another test is just forking holds copies of all of them until it executes its program.
+#[track_caller]
+fn detaches(ns: &NetNs) {
+    wait_until("the program detaches", || !attached(ns));
 }
 
 #[test]
@@ -276,9 +263,10 @@ fn the_program_leaves_the_interface_as_it_was() {
     };
     assert!(attached(&pair.a) && attached(&pair.b));
     drop(a);
-    assert!(detached(&pair.a) && attached(&pair.b));
+    detaches(&pair.a);
+    assert!(attached(&pair.b));
     drop(b);
-    assert!(detached(&pair.b));
+    detaches(&pair.b);
     assert_eq!([&pair.a, &pair.b].map(state), before);
     tcp_works(&pair, "10.9.0.2");
 }
@@ -323,10 +311,7 @@ fn the_kernel_keeps_its_traffic_and_the_guard_its_silence() {
         socket.send_to(&[0; 9000], "10.9.0.2:4791").unwrap();
         socket.send_to(&[0; 9000], "10.9.0.2:4792").unwrap();
     });
-    let end = Instant::now() + PATIENCE;
-    while unreachables(&pair.b) == 0 && Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("it is unreachable", || unreachables(&pair.b) > 0);
     assert_eq!(unreachables(&pair.b), 1, "only for port 4792");
     assert!(receive_none(&mut b) && receive_none(&mut a));
 }
@@ -341,8 +326,8 @@ fn datagrams_to_the_own_address_come_back() {
     for v6 in [false, true] {
         let spec = PathSpec { remote: spec(v6, true).local, ..spec(v6, true) };
         let path = pair.a.run(|| a.add_path(&spec)).unwrap();
-        assert_eq!(send(&mut a, path.id, &pattern(4112, 5)), 0);
-        send(&mut a, path.id, &[6; 20]);
+        assert_eq!(commit(&mut a, path.id, &pattern(4112, 5)), 0);
+        commit(&mut a, path.id, &[6; 20]);
         assert!(!has_arrivals(&mut a), "not flushed");
         a.flush(|failure| panic!("{failure:?}"));
         assert!(arrives(&mut a));
@@ -428,7 +413,6 @@ fn generic_mode_is_used_only_on_request() {
     let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
     for len in [16, 1040, 4112] {
         send(&mut a, path, &pattern(len, 1));
-        a.flush(|failure| panic!("{failure:?}"));
         assert!(receive(&mut b, 1)[0].payload == pattern(len, 1), "{len}");
     }
 }

@@ -104,16 +104,6 @@ pub struct Asm {
 const LDX_MEM: u8 = 0x61;
 const STX_MEM: u8 = 0x63;
 const ST_MEM: u8 = 0x62;
-const ALU64_MOV_REG: u8 = 0xbf;
-const ALU64_MOV_IMM: u8 = 0xb7;
-const ALU64_ADD_IMM: u8 = 0x07;
-const ALU64_ADD_REG: u8 = 0x0f;
-const ALU64_SUB_REG: u8 = 0x1f;
-const ALU64_MUL_IMM: u8 = 0x27;
-const ALU64_OR_REG: u8 = 0x4f;
-const ALU64_AND_IMM: u8 = 0x57;
-const ALU64_LSH_IMM: u8 = 0x67;
-const ALU64_RSH_IMM: u8 = 0x77;
 /// The mode of a store that is an atomic operation; the immediate says which, and 0 is an addition.
 const ATOMIC: u8 = 0xc0;
 const MODE: u8 = 0xe0;
@@ -127,6 +117,51 @@ const LD_IMM64: u8 = 0x18;
 const LD_ABS: u8 = 0x20;
 const PSEUDO_MAP_FD: u8 = 1;
 const PSEUDO_MAP_VALUE: u8 = 2;
+
+/// Methods that add an operation of a 64-bit register with another, or with an immediate.
+macro_rules! alu64 {
+    (
+        registers: $($(#[$about:meta])+ $by:ident = $by_code:literal,)+
+        immediates: $($(#[$imm_about:meta])+ $by_imm:ident = $imm_code:literal,)+
+    ) => {
+        impl Asm {
+            $($(#[$about])+
+            pub fn $by(&mut self, dst: Reg, src: Reg) {
+                self.emit($by_code, dst, src as u8, 0, 0);
+            })+
+
+            $($(#[$imm_about])+
+            pub fn $by_imm(&mut self, dst: Reg, imm: i32) {
+                self.emit($imm_code, dst, 0, 0, imm);
+            })+
+        }
+    };
+}
+
+alu64! {
+    registers:
+    /// `dst = src`.
+    mov = 0xbf,
+    /// `dst += src`.
+    add = 0x0f,
+    /// `dst -= src`.
+    subtract = 0x1f,
+    /// `dst |= src`.
+    or = 0x4f,
+    immediates:
+    /// `dst = imm`, sign-extended.
+    mov_imm = 0xb7,
+    /// `dst += imm`.
+    add_imm = 0x07,
+    /// `dst &= imm`, sign-extended.
+    and_imm = 0x57,
+    /// `dst *= imm`.
+    multiply_imm = 0x27,
+    /// `dst <<= imm`.
+    shift_left_imm = 0x67,
+    /// `dst >>= imm`, unsigned.
+    shift_right_imm = 0x77,
+}
 
 impl Asm {
     /// A label that [`bind`](Self::bind) places.
@@ -156,59 +191,9 @@ impl Asm {
         self.emit(ST_MEM | size as u8, dst, 0, off, imm);
     }
 
-    /// `dst = src`, 64 bits.
-    pub fn mov(&mut self, dst: Reg, src: Reg) {
-        self.emit(ALU64_MOV_REG, dst, src as u8, 0, 0);
-    }
-
-    /// `dst = imm`, sign-extended.
-    pub fn mov_imm(&mut self, dst: Reg, imm: i32) {
-        self.emit(ALU64_MOV_IMM, dst, 0, 0, imm);
-    }
-
-    /// `dst += imm`.
-    pub fn add_imm(&mut self, dst: Reg, imm: i32) {
-        self.emit(ALU64_ADD_IMM, dst, 0, 0, imm);
-    }
-
-    /// `dst += src`.
-    pub fn add(&mut self, dst: Reg, src: Reg) {
-        self.emit(ALU64_ADD_REG, dst, src as u8, 0, 0);
-    }
-
-    /// `dst -= src`.
-    pub fn subtract(&mut self, dst: Reg, src: Reg) {
-        self.emit(ALU64_SUB_REG, dst, src as u8, 0, 0);
-    }
-
-    /// `dst &= imm`, sign-extended.
-    pub fn and_imm(&mut self, dst: Reg, imm: i32) {
-        self.emit(ALU64_AND_IMM, dst, 0, 0, imm);
-    }
-
-    /// `dst *= imm`.
-    pub fn multiply_imm(&mut self, dst: Reg, imm: i32) {
-        self.emit(ALU64_MUL_IMM, dst, 0, 0, imm);
-    }
-
-    /// `dst |= src`.
-    pub fn or(&mut self, dst: Reg, src: Reg) {
-        self.emit(ALU64_OR_REG, dst, src as u8, 0, 0);
-    }
-
     /// `*(u64 *)(dst + off) += src`, atomically.
     pub fn atomic_add(&mut self, dst: Reg, off: i16, src: Reg) {
         self.emit(STX_MEM & !MODE | ATOMIC | Size::Dw as u8, dst, src as u8, off, 0);
-    }
-
-    /// `dst <<= imm`.
-    pub fn shift_left_imm(&mut self, dst: Reg, imm: i32) {
-        self.emit(ALU64_LSH_IMM, dst, 0, 0, imm);
-    }
-
-    /// `dst >>= imm`, unsigned.
-    pub fn shift_right_imm(&mut self, dst: Reg, imm: i32) {
-        self.emit(ALU64_RSH_IMM, dst, 0, 0, imm);
     }
 
     /// Jumps if the 64-bit registers satisfy the condition.

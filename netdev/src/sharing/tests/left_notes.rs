@@ -26,12 +26,11 @@ fn left_within(of: &Process, time: Duration, enough: impl Fn(&[Note]) -> bool) -
 
 /// Forgets what has been returned: that fails while another process is joining or leaving.
 pub(super) fn forget(of: &Process) {
-    let end = Instant::now() + PATIENCE;
     let is_done = |it: &Shared| it.returned.lock().expect("whole").is_empty();
-    while !of.slots.shared.iter().all(is_done) {
-        assert!(Instant::now() < end, "they stay");
+    wait_until("they are forgotten", || {
         of.slots.forget_left();
-    }
+        of.slots.shared.iter().all(is_done)
+    });
 }
 
 /// This number of them.
@@ -126,19 +125,14 @@ fn notes_stay_until_they_are_forgotten_and_no_process_takes_their_slot_before() 
     let next = process(&[here], 1);
     assert!(!used.contains(&next.slots.first()), "{next:?} of {used:?}", next = next.slots);
     let told = |of: &Process| {
-        let end = Instant::now() + PATIENCE;
-        let mut told = Vec::new();
-        while told.len() < ROOM_MIN + 4 && Instant::now() < end {
-            told = of.slots.left();
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        told.len()
+        wait_until("all are told", || of.slots.left().len() == ROOM_MIN + 4);
     };
-    assert_eq!(told(&first), ROOM_MIN + 4);
+    told(&first);
     drop(first);
     let mut next = next;
     follow(&mut [&mut next], &[here]);
-    assert_eq!(told(&next), ROOM_MIN + 4, "to the one that follows, too");
+    // To the one that follows, too.
+    told(&next);
     forget(&next);
     let mut third = process(&[here], 1);
     drop(next);

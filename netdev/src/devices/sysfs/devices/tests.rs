@@ -4,12 +4,11 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use super::*;
 use crate::devices::sysfs::{Counts, Published, keep};
 use crate::kernel::interface::Interface;
-use crate::testing::testns::{Pair, or_skip};
+use crate::testing::testns::{Pair, or_skip, wait_until};
 
 /// A directory of its own, with a place above it.
 struct Scratch(PathBuf);
@@ -186,10 +185,7 @@ fn counters_are_summed_while_processes_run_and_after() {
     // A thread that is late counts by its last answer.
     let becomes = |expected: [u64; 2]| {
         let expected = HashMap::from([(ports[0], expected[0]), (ports[1], expected[1])]);
-        let end = Instant::now() + Duration::from_secs(60);
-        while sum() != expected {
-            assert!(Instant::now() < end, "{:?}, not {expected:?}", sum());
-        }
+        wait_until(&format!("the sum is {expected:?}"), || sum() == expected);
     };
     assert!(sum().is_empty());
     let round = Arc::new(AtomicU64::new(1));
@@ -240,12 +236,10 @@ fn a_tree_is_kept_for_those_that_only_read() {
     let scratch = Scratch::new();
     let root = scratch.root();
     let comes = |path: &str, text: &str| {
-        let end = Instant::now() + Duration::from_secs(60);
         let path = root.join("sys/class/infiniband").join(path);
-        while fs::read_to_string(&path).ok().as_deref() != Some(text) {
-            assert!(Instant::now() < end, "{}: {:?}", path.display(), fs::read_to_string(&path));
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_until(&format!("{} is {text:?}", path.display()), || {
+            fs::read_to_string(&path).ok().as_deref() == Some(text)
+        });
     };
     std::thread::scope(|scope| {
         let (stop, stopped) = std::os::unix::net::UnixStream::pair().unwrap();

@@ -41,11 +41,7 @@ fn another_process_gets(count: usize) -> Result<(), String> {
 /// Waits until a namespace has no packet socket any more. A process that another test is just
 /// starting has copies of descriptors for a moment.
 fn no_packet_sockets(ns: &NetNs) {
-    let end = Instant::now() + Duration::from_secs(20);
-    while packet_sockets(ns) > 0 {
-        assert!(Instant::now() < end, "{} packet sockets stay", packet_sockets(ns));
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    wait_until("no packet sockets stay", || packet_sockets(ns) == 0);
 }
 
 /// The packet sockets of a namespace.

@@ -1,6 +1,7 @@
 //! Bursts, budgets, slots that run out, and links that come and go.
 
 use super::*;
+use crate::kernel::descriptors::wait_readable;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 #[test]
@@ -17,13 +18,12 @@ fn a_burst_of_2000_within_the_budget_loses_nothing() {
     let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
     for len in [64, 4112] {
         for i in 0..2000 {
-            send(&mut a, path, &pattern(len, i));
+            commit(&mut a, path, &pattern(len, i));
         }
-        let end = Instant::now() + PATIENCE;
-        a.flush(|failure| panic!("{failure:?}"));
-        while a.wants_write() && Instant::now() < end {
+        wait_until("all are sent", || {
             a.flush(|failure| panic!("{failure:?}"));
-        }
+            !a.wants_write()
+        });
         let got = receive(&mut b, 2000);
         assert_eq!(got.len(), 2000, "len {len}: {:?} {:?}", a.stats(), b.stats());
         for (i, got) in got.iter().enumerate() {
@@ -80,7 +80,7 @@ fn one_flush_sends_more_than_one_call_may() {
     a.io.tx.set_call_budget(&a.io.socket, 32);
     for count in [1, 15, 16, 17, 33, 100] {
         for i in 0..count {
-            send(&mut a, path, &pattern(4112, i));
+            commit(&mut a, path, &pattern(4112, i));
         }
         a.flush(|failure| panic!("{failure:?}"));
         assert!(!a.wants_write());
@@ -104,7 +104,7 @@ fn the_default_budget_holds_and_overruns_are_counted() {
             }
             bytes += RxBudget::cost(len);
             sent += 1;
-            send(&mut a, path, &pattern(len as usize, i));
+            commit(&mut a, path, &pattern(len as usize, i));
         }
         a.flush(|failure| panic!("{failure:?}"));
         assert_eq!(receive(&mut b, sent).len(), sent, "{large_in_8} of 8 large");
@@ -112,7 +112,6 @@ fn the_default_budget_holds_and_overruns_are_counted() {
     assert_eq!(b.stats().rx_queue_drops, 0);
     for i in 0..600 {
         send(&mut a, path, &pattern(4112, i));
-        a.flush(|failure| panic!("{failure:?}"));
     }
     let (mut got, end) = (0, Instant::now() + PATIENCE);
     let drops = |b: &XdpPort| b.stats().rx_queue_drops as usize;
@@ -151,7 +150,7 @@ fn dropped_frames_are_reported_with_their_paths() {
     pair.b.sh("ip link set v0 down");
     // Of one chunk and of two.
     for (path, len) in [(one, 64), (two, 4112), (one, 4112), (two, 64)] {
-        send(&mut a, path, &pattern(len, 1));
+        commit(&mut a, path, &pattern(len, 1));
     }
     let mut failures = Vec::new();
     a.flush(|failure| failures.push(failure));
@@ -161,7 +160,7 @@ fn dropped_frames_are_reported_with_their_paths() {
     let stats = a.stats();
     assert_eq!((stats.tx_failed, stats.tx_datagrams), (before.tx_failed + 4, before.tx_datagrams));
     // A path that is gone is not reported, nor the one that has its number now.
-    send(&mut a, one, &[1; 64]);
+    commit(&mut a, one, &[1; 64]);
     a.remove_path(one);
     let itself = PathSpec { remote: spec(false, true).local, ..spec(false, true) };
     assert_eq!(pair.a.run(|| a.add_path(&itself)).unwrap().id, one, "the id is used again");
@@ -174,12 +173,12 @@ fn dropped_frames_are_reported_with_their_paths() {
 fn identifications_are_those_of_sent_datagrams() {
     let (pair, mut a, mut b) = or_skip!(pair_with(1500, &PortConfig::default()));
     let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
-    let mut last = send(&mut a, path, &[1; 64]);
+    let mut last = commit(&mut a, path, &[1; 64]);
     // They wrap at 128.
     for _ in 0..200 {
         assert!(a.reserve(path, 1473).is_none(), "exceeds the MTU");
         a.reserve(path, 64).expect("and is not committed");
-        let id = send(&mut a, path, &[1; 64]);
+        let id = commit(&mut a, path, &[1; 64]);
         assert_eq!(id, (last + 1) % 128);
         last = id;
         a.flush(|failure| panic!("{failure:?}"));
@@ -190,7 +189,7 @@ fn identifications_are_those_of_sent_datagrams() {
     a.flush(|failure| panic!("{failure:?}"));
     let all = receive(&mut b, 256);
     let RxIpId::Exact { id: before, .. } = all.last().expect("some").ip_id else { panic!("IPv4") };
-    assert_eq!(send(&mut a, path, &[1; 64]), (before + 1) % 128);
+    assert_eq!(commit(&mut a, path, &[1; 64]), (before + 1) % 128);
 }
 
 /// Commits datagrams until there is no slot, and returns their number.
@@ -217,34 +216,25 @@ fn a_link_that_is_down_for_a_while_only_delays() {
         drain(&mut b);
         pair.a.sh("ip link set v0 down");
         for _ in 0..count {
-            send(&mut a, path, &[3; 64]);
+            commit(&mut a, path, &[3; 64]);
         }
         let (mut wakes, end) = (0, Instant::now() + Duration::from_millis(200));
         while Instant::now() < end || wakes < 2 {
             a.flush(|failure| panic!("{failure:?}"));
             assert!(a.wants_write() && a.reserve(path, 64).is_some() == (count < 64));
-            assert!(
-                crate::kernel::descriptors::wait_readable(a.wait_fd(), 20_000).unwrap(),
-                "the driver is woken"
-            );
+            assert!(wait_readable(a.wait_fd(), 20_000).unwrap(), "the driver is woken");
             wakes += 1;
         }
         assert!((2..100).contains(&wakes), "{wakes} wake-ups in 200 ms");
         assert!(receive_none(&mut a) && receive_none(&mut b), "still alive");
         pair.a.sh("ip link set v0 up");
-        let end = Instant::now() + PATIENCE;
-        while a.wants_write() && Instant::now() < end {
-            assert!(
-                crate::kernel::descriptors::wait_readable(a.wait_fd(), 20_000).unwrap(),
-                "the driver is woken"
-            );
+        wait_until("all are sent", || {
+            assert!(wait_readable(a.wait_fd(), 20_000).unwrap(), "the driver is woken");
             a.flush(|failure| panic!("{failure:?}"));
-        }
+            !a.wants_write()
+        });
         assert_eq!(receive(&mut b, count).len(), count);
-        assert!(
-            !crate::kernel::descriptors::wait_readable(a.wait_fd(), 20).unwrap(),
-            "then it is quiet"
-        );
+        assert!(!wait_readable(a.wait_fd(), 20).unwrap(), "then it is quiet");
     }
 }
 
@@ -257,18 +247,17 @@ fn a_path_over_a_link_that_is_down_takes_what_fails() {
     pair.a.sh("ip link set v0 down");
     // The port has not read that, and gives the kernel a frame.
     send(&mut a, path, &[3; 64]);
-    a.flush(|failure| panic!("{failure:?}"));
     assert!(a.wants_write());
-    let (mut errno, end) = (None, Instant::now() + PATIENCE);
-    while errno.is_none() && Instant::now() < end {
+    let mut errno = None;
+    wait_until("it fails", || {
         a.maintain();
         if let Some(slot) = a.reserve(path, 64) {
             slot.buf.fill(4);
             a.commit();
         }
         a.flush(|failure| errno = Some(failure.errno));
-        std::thread::sleep(Duration::from_millis(1));
-    }
+        errno.is_some()
+    });
     assert_eq!(errno, Some(libc::ENETUNREACH));
 }
 
@@ -306,16 +295,11 @@ fn every_chunk_comes_back_whatever_happens_to_the_link() {
                 a.maintain();
             }
         });
-        let end = Instant::now() + PATIENCE;
-        let all = |a: &mut XdpPort| {
+        wait_until(&format!("all chunks after change {round}"), || {
             a.flush(|_| ());
             a.maintain();
-            a.io.tx.spare(&mut a.io.umem)
-        };
-        while all(&mut a) < 64 {
-            assert!(Instant::now() < end, "round {round}: {:?} {:?}", a.io.tx, a.stats());
-            std::thread::sleep(Duration::from_millis(2));
-        }
+            a.io.tx.spare(&mut a.io.umem) >= 64
+        });
         assert!(!a.wants_write(), "round {round}");
     }
 }
