@@ -28,7 +28,8 @@ fn main() {
     if !writes::is_wanted() {
         return;
     }
-    println!("| backend | lost is | receive buffers | {} |", PERCENT.map(heading).join(" | "));
+    let headings = PERCENT.map(|percent| format!("{percent} %")).join(" | ");
+    println!("| backend | lost is | receive buffers | {headings} |");
     println!("|---|---|---|{}", "---|".repeat(PERCENT.len()));
     for backend in [Backend::Udp, Backend::Packet, Backend::Xdp] {
         for (whole, small) in [(true, false), (true, true), (false, false), (false, true)] {
@@ -43,10 +44,6 @@ fn main() {
             println!("| `{backend}` | {unit} | {buffers} | {} |", cells.join(" | "));
         }
     }
-}
-
-fn heading(percent: f64) -> String {
-    format!("{percent} %")
 }
 
 /// Goodput in Gb/s, and the percentage of retransmitted packets.

@@ -118,7 +118,7 @@ fn report(args: &Args, out: impl Write) -> Summary {
     let nothing_read = matches!(summary.error, Some(Ended::File(_))) && summary.packets == 0;
     if args.flows {
         summary.flows = Some(flows.json());
-        summary.untracked = Some(flows.untracked());
+        summary.untracked = Some(flows.untracked);
     }
     let table = if args.flows { flows.to_string() } else { String::new() };
     let _ = match nothing_read {

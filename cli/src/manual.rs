@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::builder::Resettable;
@@ -45,14 +45,10 @@ pub fn run_completions(args: &CompletionsArgs, cli: &Command) -> ExitCode {
 /// Writes the man pages of `cli`.
 #[must_use]
 pub fn run_man(args: &ManArgs, cli: &Command) -> ExitCode {
-    let wrote = write_pages(&args.directory, cli)
+    let wrote = fs::create_dir_all(&args.directory)
+        .and_then(|()| clap_mangen::generate_to(visible(cli), &args.directory))
         .map_err(|error| Failure::Failed(format!("{}: {error}", args.directory.display())));
     Output { json: false }.end("rocinante man", &wrote)
-}
-
-fn write_pages(directory: &Path, cli: &Command) -> io::Result<()> {
-    fs::create_dir_all(directory)?;
-    clap_mangen::generate_to(visible(cli), directory)
 }
 
 /// A command without its hidden commands and options, which `clap_complete` would offer. Those are

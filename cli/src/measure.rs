@@ -37,7 +37,7 @@ pub use latency::{
     Pinging, RoundTrip, Side, round_trips, round_trips_apart, send_latency, write_latency,
 };
 pub use latency::{Times, histogram, record};
-pub use spread::Spread;
+pub use spread::{Spread, jain};
 
 /// One end of a connection, with everything that a measurement uses.
 #[derive(Debug, Clone, Copy)]
@@ -202,7 +202,8 @@ impl End<'_> {
                 std::hint::spin_loop();
             }
             if self.qp.state() == QpState::Err {
-                return Err(MeasureError::Completion(self.why_broken()));
+                // A side that waits for memory has not polled for the status that broke it.
+                return Err(MeasureError::Completion(cause(WcStatus::WrFlushErr, self.cq)));
             }
             let now = Instant::now();
             if now >= *deadline.get_or_insert(now + self.patience) {
@@ -217,11 +218,6 @@ impl End<'_> {
                 return Ok(found);
             }
         }
-    }
-
-    /// The status that broke the queue pair. A side that waits for memory has not polled for it.
-    fn why_broken(&self) -> WcStatus {
-        cause(WcStatus::WrFlushErr, self.cq)
     }
 }
 

@@ -238,11 +238,6 @@ impl Args {
         Ok(())
     }
 
-    /// The transport service, if one was given.
-    fn service(&self) -> Result<Option<Service>> {
-        self.connection.as_deref().map(|name| Service::of(name, self.test)).transpose()
-    }
-
     /// The length of an interval, if a line is printed for each.
     fn interval(&self) -> Option<Duration> {
         const USUAL: u64 = 5;
@@ -256,6 +251,8 @@ impl Args {
             return Err(Failure::Usage(why));
         }
         let forever = self.run_infinitely.then_some(u64::MAX);
+        let connection = self.connection.as_deref();
+        let connection = connection.map(|name| Service::of(name, self.test)).transpose()?;
         Ok(Given {
             size: self.size,
             all: self.all,
@@ -270,7 +267,7 @@ impl Args {
             cq_mod: self.cq_mod,
             atomic: self.atomic,
             bidirectional: self.bidirectional,
-            connection: self.service()?,
+            connection,
             outs: self.outs,
             qp_timeout: self.qp_timeout,
             tclass: self.tclass,
@@ -305,7 +302,7 @@ fn measure(session: &mut Session, args: &Args, mut plan: Plan, out: Output) -> R
             ending::add(&row);
             results.push(row);
         }
-        last = Some((round.mtu().bytes(), round.ends_of_first()));
+        last = Some((round.mtu.bytes(), round.ends));
     }
     let (mtu, ends) = last.ok_or_else(|| session.failed("there is no size to measure"))?;
     plan.mtu = Some(mtu);

@@ -1,7 +1,5 @@
 //! Texts that are committed beside the tests: a change of behaviour is a diff.
 
-use std::path::Path;
-
 /// Names the environment variable that, set to 1, writes the snapshots anew instead of comparing.
 pub const BLESS_VARIABLE: &str = "ROCINANTE_BLESS";
 
@@ -10,7 +8,9 @@ pub const BLESS_VARIABLE: &str = "ROCINANTE_BLESS";
 pub fn assert_snapshot(name: &str, text: &str) {
     let path = crate::captures::data_dir().join("snapshots").join(name);
     if std::env::var(BLESS_VARIABLE).is_ok_and(|value| value == "1") {
-        write(&path, text);
+        let folder = path.parent().expect("a directory");
+        std::fs::create_dir_all(folder).expect("a writable directory");
+        std::fs::write(&path, text).expect("a writable snapshot");
     }
     let committed = std::fs::read_to_string(&path).unwrap_or_default();
     if let Some(difference) = first_difference(&committed, text) {
@@ -20,11 +20,6 @@ pub fn assert_snapshot(name: &str, text: &str) {
             path.display()
         );
     }
-}
-
-fn write(path: &Path, text: &str) {
-    std::fs::create_dir_all(path.parent().expect("a directory")).expect("a writable directory");
-    std::fs::write(path, text).expect("a writable snapshot");
 }
 
 fn first_difference(committed: &str, now: &str) -> Option<String> {

@@ -88,7 +88,9 @@ impl Chart {
             .flat_map(|line| line.points.iter().copied().chain(line.spread.iter().flat_map(ends)));
         let points: Vec<(f64, f64)> = points.collect();
         let (low, high) = range(points.iter().map(|point| point.1));
-        let y = (low..high).log_scale().base(base(low, high));
+        // An axis of few decades needs more marks.
+        let base = if high / low < 100.0 { 2.0 } else { 10.0 };
+        let y = (low..high).log_scale().base(base);
         let (left, right) = range(points.iter().map(|point| point.0));
         let mut builder = ChartBuilder::on(&root);
         builder.caption(&self.title, ("sans-serif", 22)).margin(12);
@@ -160,11 +162,6 @@ fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let positive = values.filter(|value| *value > 0.0);
     let (min, max) = positive.fold((f64::MAX, f64::MIN), |(min, max), v| (min.min(v), max.max(v)));
     if min <= max { (min / 1.2, max * 1.2) } else { (1.0, 10.0) }
-}
-
-/// The base of an axis's marks: an axis of few decades needs more marks.
-fn base(min: f64, max: f64) -> f64 {
-    if max / min < 100.0 { 2.0 } else { 10.0 }
 }
 
 fn plain(value: &f64) -> String {

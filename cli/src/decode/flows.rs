@@ -70,7 +70,7 @@ pub struct Flows {
     /// The latest messages of the connection manager: sender, transaction and kind.
     messages: VecDeque<(IpAddr, u64, &'static str)>,
     /// Packets of flows beyond the limit.
-    untracked: u64,
+    pub(super) untracked: u64,
 }
 
 #[derive(Debug, Default)]
@@ -349,12 +349,6 @@ impl Flows {
     /// that is known.
     pub fn retain(&mut self, wanted: impl Fn(&FlowKey, Option<u32>) -> bool) {
         self.flows.retain(|key, flow| wanted(key, flow.src_qpn));
-    }
-
-    /// The packets of flows that were too many.
-    #[must_use]
-    pub const fn untracked(&self) -> u64 {
-        self.untracked
     }
 
     /// The flows with packets, as JSON.

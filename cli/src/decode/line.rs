@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::check::{Piece, Verdict};
 use super::manage::Managed;
+use crate::output::present;
 
 /// A packet, as far as it can be read.
 #[derive(Debug)]
@@ -297,7 +298,7 @@ impl Decoded<'_> {
         put("payload_bytes", self.payload_len.map(|len| json!(len)));
         put("bytes", Some(json!(self.piece.len)));
         put("problem", self.error.map(|error| json!(error.to_string())));
-        put("cm", self.managed.as_ref().map(Managed::json));
+        put("cm", self.managed.as_ref().map(|managed| present(json!(managed))));
         put("again", Some(json!(self.again)));
         let (verdict, why) = match self.piece.verdict {
             Verdict::Ok => ("ok", None),

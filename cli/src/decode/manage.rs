@@ -8,9 +8,6 @@ use rocinante_wire::cm::{
 };
 use rocinante_wire::types::{Mtu, Qpn};
 use serde::Serialize;
-use serde_json::{Value, json};
-
-use crate::output::present;
 
 /// A message of the connection manager, as it is printed. Each kind has some of these fields.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -158,11 +155,6 @@ impl Managed {
             }
         }
         Some(it)
-    }
-
-    /// The fields that it has, as an object of JSON.
-    pub(super) fn json(&self) -> Value {
-        present(json!(self))
     }
 
     fn end(&mut self, qpn: Qpn, psn: Option<u32>) {

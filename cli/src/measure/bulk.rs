@@ -122,7 +122,7 @@ pub fn bulk_with_shares(
         while std::mem::take(&mut room) {
             for stream in &mut streams {
                 stream.post(what, &places, &mut list)?;
-                room |= stream.may_post(what);
+                room |= stream.room(what) > 0;
             }
         }
         let count = first.spin("completion", || {
@@ -144,7 +144,8 @@ pub fn bulk_with_shares(
         }
         if matches!(what.until, Until::Time(time) if result.elapsed >= time) {
             shares.get_or_insert_with(|| completed(&streams));
-            streams.iter_mut().for_each(Stream::end_soon);
+            // The next request of each is its last one.
+            streams.iter_mut().for_each(|it| it.quota = it.quota.min(it.posted + 1));
         }
     }
 }
@@ -193,17 +194,8 @@ impl<'a> Stream<'a> {
         if what.depth as u64 - self.outstanding() >= list { list } else { 0 }
     }
 
-    fn may_post(&self, what: &Bulk) -> bool {
-        self.room(what) > 0
-    }
-
     fn is_done(&self) -> bool {
         self.posted == self.quota && self.outstanding() == 0
-    }
-
-    /// Makes the next request the last one.
-    fn end_soon(&mut self) {
-        self.quota = self.quota.min(self.posted + 1);
     }
 
     fn post<'p>(&mut self, what: &Bulk, places: &'p Places, list: &mut Vec<SendWr<'p>>) -> Result {

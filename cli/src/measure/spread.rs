@@ -29,9 +29,28 @@ impl Spread {
     }
 }
 
+/// Jain's index of fairness: 1 for equal shares, 1/n if one has all, 0 if none has any.
+#[must_use]
+pub fn jain(shares: impl IntoIterator<Item = f64>) -> f64 {
+    let (mut count, mut sum, mut squares) = (0.0, 0.0, 0.0);
+    for share in shares {
+        (count, sum, squares) = (count + 1.0, sum + share, squares + share * share);
+    }
+    if squares > 0.0 { sum * sum / (count * squares) } else { 0.0 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn equal_shares_are_fair() {
+        assert!((jain([7.0; 4]) - 1.0).abs() < 1e-12);
+        assert!((jain([1.0, 0.0, 0.0, 0.0]) - 0.25).abs() < 1e-12);
+        assert!((jain([3.0, 1.0]) - 0.8).abs() < 1e-12);
+        assert!(jain([0.4, 0.6]) > 0.95 && jain([0.3, 0.7]) < 0.95);
+        assert_eq!(jain([0.0, 0.0]), 0.0);
+    }
 
     #[test]
     fn a_spread_has_a_median() {

@@ -59,8 +59,9 @@ pub struct Round<'a> {
     targets: Vec<Target>,
     remote: RemoteSlice,
     peer: IpAddr,
-    mtu: Mtu,
-    ends: [Place; 2],
+    pub(super) mtu: Mtu,
+    /// The first queue pair, and the peer's.
+    pub(super) ends: [Place; 2],
 }
 
 impl<'a> Round<'a> {
@@ -131,18 +132,6 @@ impl<'a> Round<'a> {
             mtu,
             ends,
         })
-    }
-
-    /// The path MTU.
-    #[must_use]
-    pub fn mtu(&self) -> Mtu {
-        self.mtu
-    }
-
-    /// The first queue pair, and the peer's.
-    #[must_use]
-    pub fn ends_of_first(&self) -> [Place; 2] {
-        self.ends
     }
 
     /// Whether the messages fit into packets, if they are datagrams.

@@ -41,16 +41,8 @@ pub enum Test {
 
 impl fmt::Display for Test {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::SendBw => "send-bw",
-            Self::SendLat => "send-lat",
-            Self::WriteBw => "write-bw",
-            Self::WriteLat => "write-lat",
-            Self::ReadBw => "read-bw",
-            Self::ReadLat => "read-lat",
-            Self::AtomicBw => "atomic-bw",
-            Self::AtomicLat => "atomic-lat",
-        })
+        let value = self.to_possible_value().expect("none is skipped");
+        f.write_str(value.get_name())
     }
 }
 
@@ -86,12 +78,6 @@ impl Test {
     #[must_use]
     pub const fn is_send(self) -> bool {
         matches!(self, Self::SendBw | Self::SendLat)
-    }
-
-    /// Whether it writes to the peer's memory.
-    #[must_use]
-    const fn is_write(self) -> bool {
-        matches!(self, Self::WriteBw | Self::WriteLat)
     }
 
     /// Whether its requests are answered with data.
@@ -140,7 +126,9 @@ impl Service {
     pub fn of(name: &str, test: Test) -> Result<Self> {
         let found = match name.to_ascii_uppercase().as_str() {
             "RC" => Some(Self::Rc),
-            "UC" if test.is_send() || test.is_write() => Some(Self::Uc),
+            "UC" if test.is_send() || matches!(test, Test::WriteBw | Test::WriteLat) => {
+                Some(Self::Uc)
+            }
             "UD" if test.is_send() => Some(Self::Ud),
             _ => None,
         };

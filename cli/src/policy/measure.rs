@@ -9,6 +9,7 @@ use super::install::{HITS, Installed, OTHERS, SHORT_BURST, Trouble};
 use super::lab::{Family, netns, uplink_address};
 use super::table::{Action, Control, Effect, Group, Mark, Place, Rule, Shaper, Taken};
 use super::{BURST, LIMIT, MTU, RATE};
+use crate::measure::jain;
 use crate::messages::{Answer, Bulk, BulkRequest, ConnectRequest, MESSAGE, PROBE, Request};
 use crate::output::rounded;
 use crate::workers::{RECEIVER, SECOND, SENDER, Workers};
@@ -245,7 +246,7 @@ impl Bench<'_> {
             }
         }
         if both {
-            let index = jain(&rates);
+            let index = jain(rates);
             out.figures.jain = Some(rounded(index));
             out.must(index >= FAIR, || format!("the containers' shares have a Jain of {index:.3}"));
         }
@@ -429,23 +430,4 @@ fn seconds_of_all(flows: &[Bulk]) -> f64 {
     let from = flows.iter().map(|flow| flow.from_to.0).min().unwrap_or(0);
     let to = flows.iter().map(|flow| flow.from_to.1).max().unwrap_or(0);
     (to.saturating_sub(from) as f64 / 1e9).max(1e-3)
-}
-
-/// Jain's index: 1 for equal shares, 1/n if one has all.
-fn jain(rates: &[f64]) -> f64 {
-    let (sum, squares) = rates.iter().fold((0.0, 0.0), |(s, q), rate| (s + rate, q + rate * rate));
-    if squares > 0.0 { sum * sum / (rates.len() as f64 * squares) } else { 0.0 }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn equal_shares_are_fair() {
-        assert!((jain(&[0.5, 0.5]) - 1.0).abs() < 1e-9);
-        assert!((jain(&[1.0, 0.0]) - 0.5).abs() < 1e-9);
-        assert!(jain(&[0.4, 0.6]) > FAIR && jain(&[0.3, 0.7]) < FAIR);
-        assert!(jain(&[0.0, 0.0]) < FAIR);
-    }
 }

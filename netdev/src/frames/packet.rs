@@ -148,9 +148,10 @@ impl FrameIo for PacketIo {
     }
 
     fn maintain(&mut self, changed: bool, _: &mut State) {
-        // It cannot fail: the descriptor is a socket. The error itself is discarded: the kernel's
-        // announcements of the interface give its meaning.
-        let _ = self.socket.take_error();
+        // It clears the socket's pending error, such as `ENETDOWN` after its interface went down:
+        // until then its descriptor would be ready. It cannot fail: the descriptor is a socket. The
+        // error itself is discarded: the kernel's announcements of the interface give its meaning.
+        let _ = self.socket.word(libc::SOL_SOCKET, libc::SO_ERROR);
         if changed || self.segmentation.as_ref().is_some_and(Segmentation::is_unanswered) {
             self.check_segmentation();
         }

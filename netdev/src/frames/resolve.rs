@@ -429,7 +429,8 @@ impl PathTable {
 
     /// Where the kernel would send a datagram of this path, and with which TTL or hop limit.
     fn target(&mut self, spec: &PathSpec) -> io::Result<(Target, u8)> {
-        let default = self.hop_limits.of_family(spec.remote);
+        let HopLimits { v4, v6 } = self.hop_limits;
+        let default = if spec.remote.is_ipv4() { v4 } else { v6 };
         if !self.addresses.contains(&spec.local) {
             return Err(not_an_address_of_the_port(spec));
         }
@@ -491,10 +492,6 @@ impl HopLimits {
             v4: read("/proc/sys/net/ipv4/ip_default_ttl".into()).unwrap_or(64),
             v6: read(format!("/proc/sys/net/ipv6/conf/{name}/hop_limit")).unwrap_or(64),
         }
-    }
-
-    fn of_family(self, remote: IpAddr) -> u8 {
-        if remote.is_ipv4() { self.v4 } else { self.v6 }
     }
 }
 

@@ -82,8 +82,8 @@ impl FrameTemplate {
 
     fn push_ipv4(&mut self, local: Ipv4Addr, remote: Ipv4Addr, spec: &PathSpec) {
         let header = Ipv4Header {
-            dscp: dscp(spec.tos),
-            ecn: ecn(spec.tos),
+            dscp: IpDscp::try_new(spec.tos >> 2).unwrap_or_default(),
+            ecn: IpEcn::try_new(spec.tos & 3).unwrap_or_default(),
             dont_fragment: true,
             time_to_live: spec.ttl,
             protocol: IpNumber::UDP,
@@ -191,14 +191,6 @@ impl FrameTemplate {
         };
         put(frame, udp + UDP_CHECKSUM, checksum);
     }
-}
-
-fn dscp(tos: u8) -> IpDscp {
-    IpDscp::try_new(tos >> 2).unwrap_or_default()
-}
-
-fn ecn(tos: u8) -> IpEcn {
-    IpEcn::try_new(tos & 3).unwrap_or_default()
 }
 
 fn put(out: &mut [u8], at: usize, value: u16) {

@@ -51,10 +51,6 @@ impl SimGate {
         self.0.shut.store(false, Ordering::SeqCst);
         drain(&self.0.far);
     }
-
-    pub(super) fn is_shut(&self) -> bool {
-        self.0.shut.load(Ordering::SeqCst)
-    }
 }
 
 impl Bell {
@@ -81,7 +77,7 @@ impl Bell {
     }
 
     pub(super) fn is_shut(&self) -> bool {
-        matches!(self, Self::Gated(gate) if gate.is_shut())
+        matches!(self, Self::Gated(gate) if gate.0.shut.load(Ordering::SeqCst))
     }
 }
 

@@ -38,20 +38,20 @@ struct Flying {
 
 pub(super) struct Hub {
     seed: u64,
-    now: Duration,
+    pub(super) now: Duration,
     inboxes: Vec<Option<Inbox>>,
     addresses: HashMap<IpAddr, usize>,
     /// Memberships in groups.
-    groups: BTreeSet<(IpAddr, usize)>,
+    pub(super) groups: BTreeSet<(IpAddr, usize)>,
     links: HashMap<(IpAddr, IpAddr), SimLink>,
     default_link: LinkConfig,
     /// Arrival time, order among those of one time, and index in `flying`.
-    due: BinaryHeap<Reverse<(Duration, u64, usize)>>,
+    pub(super) due: BinaryHeap<Reverse<(Duration, u64, usize)>>,
     flying: Vec<Flying>,
     /// Unused entries of `flying`; their buffers are reused.
     spare: Vec<usize>,
     order: u64,
-    tap: Option<Tap>,
+    pub(super) tap: Option<Tap>,
     pub(super) stats: SimStats,
 }
 
@@ -72,22 +72,6 @@ impl Hub {
             tap: None,
             stats: SimStats::default(),
         }
-    }
-
-    pub(super) fn now(&self) -> Duration {
-        self.now
-    }
-
-    pub(super) fn next_event(&self) -> Option<Duration> {
-        self.due.peek().map(|Reverse((due, ..))| *due)
-    }
-
-    pub(super) fn in_flight(&self) -> usize {
-        self.due.len()
-    }
-
-    pub(super) fn set_tap(&mut self, tap: Option<Tap>) {
-        self.tap = tap;
     }
 
     pub(super) fn set_default_link(&mut self, config: LinkConfig) {
@@ -132,14 +116,6 @@ impl Hub {
         self.addresses.retain(|_, port| *port != id);
         self.groups.retain(|(_, port)| *port != id);
         self.inboxes[id] = None;
-    }
-
-    pub(super) fn join(&mut self, id: usize, group: IpAddr) {
-        self.groups.insert((group, id));
-    }
-
-    pub(super) fn leave(&mut self, id: usize, group: IpAddr) {
-        self.groups.remove(&(group, id));
     }
 
     /// Swaps `read`, which must be empty, with all arrivals at a port; false if there are none.

@@ -35,6 +35,7 @@ mod hub;
 mod link;
 mod rng;
 
+use std::cmp::Reverse;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -201,31 +202,25 @@ impl SimNet {
     /// Shows every datagram to `tap` before its link gets it; `None` removes the tap. The tap runs
     /// inside [`Port::flush`] with the network locked: it must not call the network.
     pub fn set_tap(&self, tap: Option<Tap>) {
-        self.hub().set_tap(tap);
+        self.hub().tap = tap;
     }
 
     /// The virtual time since the network was made.
     #[must_use]
     pub fn now(&self) -> Duration {
-        self.hub().now()
+        self.hub().now
     }
 
     /// When the next datagram arrives, if any is in flight.
     #[must_use]
     pub fn next_event(&self) -> Option<Duration> {
-        self.hub().next_event()
+        self.hub().due.peek().map(|Reverse((due, ..))| *due)
     }
 
     /// Moves the clock (never back) and delivers the datagrams due until then. Advance from event
     /// to event, and drive the ports in between, unless they are to see everything late.
     pub fn advance_to(&self, now: Duration) {
         self.hub().advance_to(now);
-    }
-
-    /// The number of datagrams in flight.
-    #[must_use]
-    pub fn in_flight(&self) -> usize {
-        self.hub().in_flight()
     }
 
     /// The counters.
@@ -243,7 +238,7 @@ impl SimNet {
 impl std::fmt::Debug for SimNet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let hub = self.hub();
-        f.debug_struct("SimNet").field("now", &hub.now()).field("stats", &hub.stats).finish()
+        f.debug_struct("SimNet").field("now", &hub.now).field("stats", &hub.stats).finish()
     }
 }
 
@@ -381,12 +376,12 @@ impl Port for SimPort {
             let what = format!("{group} is no multicast group");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
-        self.net.hub().join(self.id, group);
+        self.net.hub().groups.insert((group, self.id));
         Ok(())
     }
 
     fn leave(&mut self, group: IpAddr) {
-        self.net.hub().leave(self.id, group);
+        self.net.hub().groups.remove(&(group, self.id));
     }
 
     fn receive(

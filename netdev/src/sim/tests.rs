@@ -441,7 +441,7 @@ fn a_port_that_takes_anothers_place_has_nothing_of_it() {
             net.advance_to(net.now() + Duration::from_micros(3));
         }
         assert!(wait_readable(b.wait_fd(), 0).unwrap());
-        assert_eq!(net.in_flight(), 6);
+        assert_eq!(net.hub().due.len(), 6);
         drop(b);
         let mut c = net.port(&[C], &SimConfig::default()).unwrap();
         assert!(!wait_readable(c.wait_fd(), 0).unwrap());

@@ -16,7 +16,7 @@ use crate::tuning::udp::LOOK_AGAIN;
 /// The state of the interface that has the port's addresses. Runs that leave by another interface
 /// are treated alike, until they are lost.
 pub(super) struct Offload {
-    segmentation: Segmentation,
+    pub(super) segmentation: Segmentation,
     /// The interface has changed since it was asked about.
     is_stale: bool,
     looked: Instant,
@@ -55,17 +55,5 @@ impl Offload {
     #[cfg(test)]
     pub(super) fn make_due(&mut self) {
         self.looked = self.looked.checked_sub(LOOK_AGAIN).expect("not so early");
-    }
-
-    /// Pretends that a request failed.
-    #[cfg(test)]
-    pub(super) fn was_not_answered(&mut self) {
-        self.segmentation.was_not_answered();
-    }
-
-    /// The number of requests.
-    #[cfg(test)]
-    pub(super) fn questions(&self) -> u32 {
-        self.segmentation.questions
     }
 }

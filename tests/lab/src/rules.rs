@@ -34,19 +34,13 @@ impl Match {
     /// Matches only packets to `container`.
     #[must_use]
     pub fn to(self, container: &Container) -> Self {
-        self.to_port(container.host_end())
+        self.and(&format!("oifname {:?}", container.host_end()))
     }
 
     /// Matches only packets from the bridge's port `name`.
     #[must_use]
     pub fn from_port(self, name: &str) -> Self {
         self.and(&format!("iifname {name:?}"))
-    }
-
-    /// Matches only packets to the bridge's port `name`.
-    #[must_use]
-    pub fn to_port(self, name: &str) -> Self {
-        self.and(&format!("oifname {name:?}"))
     }
 
     /// Matches only packets that also match `expression`, as in nft(8): `"@ih,0,8 0x0a"`,

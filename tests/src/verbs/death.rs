@@ -46,11 +46,6 @@ pub fn a_killed_peer_is_noticed(on: On) {
     survive(on, None);
 }
 
-/// An ACK timeout of 268 ms, expiring four times.
-fn options() -> ConnectOptions {
-    ConnectOptions::default().timeout(16).retry_cnt(3)
-}
-
 /// A device, a queue pair and a region, as each side of an exchange has them.
 struct Connection {
     qp: Qp,
@@ -70,7 +65,9 @@ impl Connection {
             note: String::new(),
         };
         let heard = exchange.swap(&hello).unwrap();
-        let qp = prepared.connect(&heard.endpoints[0], &options()).unwrap();
+        // An ACK timeout of 268 ms, expiring four times.
+        let options = ConnectOptions::default().timeout(16).retry_cnt(3);
+        let qp = prepared.connect(&heard.endpoints[0], &options).unwrap();
         exchange.barrier("connected").unwrap();
         Self { qp, mr, remote: heard.regions[0], exchange }
     }

@@ -65,16 +65,12 @@ fn send(side: &Side, qp: &Qp, ah: &Ah, qkey: u32, data: &[u8]) {
     }
 }
 
-fn grh(buffers: &Mr, wr_id: usize) -> [u8; GRH_LEN] {
-    buffers.to_vec(wr_id * SIZE, GRH_LEN).try_into().unwrap()
-}
-
 /// Checks that all data has arrived, and that the header names sender and group.
 fn check(buffers: &Mr, wc: &Wc, from: &Qp, (local, group): (IpAddr, IpAddr), data: &[u8]) {
     assert_eq!((wc.opcode, wc.byte_len as usize), (WcOpcode::Recv, GRH_LEN + data.len()), "{wc:?}");
     assert_eq!((wc.src_qp, wc.imm), (Some(from.qpn()), Some(IMM)));
     let at = usize::try_from(wc.wr_id).unwrap();
-    let header = grh(buffers, at);
+    let header: [u8; GRH_LEN] = buffers.to_vec(at * SIZE, GRH_LEN).try_into().unwrap();
     let told = match (local, group) {
         (IpAddr::V4(local), IpAddr::V4(group)) => {
             assert_eq!(header[32..36], local.octets(), "{header:x?}");

@@ -90,10 +90,6 @@ impl JudgedRows<'_> {
         Some(self.row(measure, netdev, size, MTU, 1)?.value)
     }
 
-    fn of_peer(&self, measure: Measure, peer: Peer, size: usize) -> Option<f64> {
-        Some(self.row(measure, peer.name(), size, LINK_MTU, 1)?.value)
-    }
-
     /// The best of TCP's rows, with any congestion control: of the streams and sizes that `of`
     /// names, among the sizes that are measured for long.
     fn of_tcp(&self, measure: Measure, of: impl Fn(Peer, usize) -> bool) -> Option<f64> {
@@ -240,7 +236,8 @@ impl JudgedRows<'_> {
             bound: Bound::AtMost(1.2),
             value: by(
                 self.value(Measure::SendLatBlocking, netdev, SMALL),
-                self.of_peer(Measure::SendLatBlocking, Peer::Udp, SMALL),
+                self.row(Measure::SendLatBlocking, Peer::Udp.name(), SMALL, LINK_MTU, 1)
+                    .map(|row| row.value),
             ),
         });
     }

@@ -158,10 +158,6 @@ impl Choice {
         }
     }
 
-    pub(super) fn modes(&self) -> impl Iterator<Item = &'static Mode> {
-        MODES.iter().filter(|mode| wants(&self.modes, mode.name))
-    }
-
     /// Whether it is a quick study of everything, which has the least points.
     const fn is_short(&self) -> bool {
         self.quick && self.only.is_empty()
@@ -273,7 +269,8 @@ impl Choice {
         let mut cells = Vec::new();
         for round in 1..=rounds {
             for &experiment in experiments.iter().filter(|one| round <= self.rounds(**one)) {
-                let modes = self.modes().filter(|mode| experiment.has(mode));
+                let modes = MODES.iter().filter(|mode| wants(&self.modes, mode.name));
+                let modes = modes.filter(|mode| experiment.has(mode));
                 let modes: Vec<_> =
                     modes.map(|mode| (mode, self.points(experiment, mode))).collect();
                 let pieces = modes.iter().map(|(_, points)| points.len()).max().unwrap_or(0);

@@ -283,7 +283,8 @@ fn what_cannot_be_read_is_unseen() {
     /// `CAP_NET_ADMIN` of capabilities(7).
     const NET_ADMIN: u32 = 12;
     let pair = or_skip!("policy::what_cannot_be_read_is_unseen", Pair::new_seeing());
-    let blind = || pair.a.run(|| without_capability(NET_ADMIN, audit_in_thread));
+    let audited = || audit(&Interface::by_name("v0").expect("v0"));
+    let blind = || pair.a.run(|| without_capability(NET_ADMIN, audited));
     let found = blind();
     let AuditVerdict::Unseen(why) = found.verdict(Backend::Packet) else { panic!("{found:?}") };
     assert!(why[0].contains("nft") && why[0].contains("CAP_NET_ADMIN"), "{why:?}");
@@ -292,8 +293,4 @@ fn what_cannot_be_read_is_unseen() {
     pair.a.sh("tc qdisc add dev v0 root tbf rate 100mbit burst 32kb latency 50ms");
     assert!(bypasses(&blind(), Backend::Xdp));
     assert!(matches!(blind().verdict(Backend::Packet), AuditVerdict::Unseen(_)));
-}
-
-fn audit_in_thread() -> Audit {
-    audit(&Interface::by_name("v0").expect("v0"))
 }

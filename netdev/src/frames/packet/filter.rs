@@ -341,8 +341,8 @@ mod tests {
     #[test]
     fn of_a_shared_address_the_own_datagrams_are_taken() {
         for (first, count) in [(0, 1), (3, 2), (255, 1)] {
-            let own = Shards { shared: true, first, count, selector: 5 };
-            let program = program(&[own_v4(), own_v6()], own);
+            let shards = Shards { shared: true, first, count, selector: 5 };
+            let program = program(&own()[..2], shards);
             for (peer, us, payload) in [("10.9.0.9", "10.9.0.1", 42), ("fd09::9", "fd09::1", 62)] {
                 let mut frame = frame(peer, us, MAC);
                 for byte in 0..=u8::MAX {
@@ -356,14 +356,6 @@ mod tests {
                 assert_eq!(run(&program, &frame[..payload + 5], false), short, "cut off");
             }
         }
-    }
-
-    fn own_v4() -> IpAddr {
-        own()[0]
-    }
-
-    fn own_v6() -> IpAddr {
-        own()[1]
     }
 
     #[test]

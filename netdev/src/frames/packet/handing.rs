@@ -30,8 +30,10 @@ pub(crate) fn open_for_another(
     let layout = RingGeometry::new(config.packet.ring_frames, sys::page_bytes());
     open::bind(&sockets, iface, layout, shards)?;
     let lock = |socket: &PacketSocket| {
-        // The lock comes last: it also forbids to set the program of the fan-out group.
-        socket.lock_filter().map_err(|e| open::os("cannot lock the filter", e, ""))?;
+        // Forbids for ever, to any privilege, to replace or to remove the filter (socket(7)). The
+        // lock comes last: it also forbids to set the program of the fan-out group.
+        let locked = socket.set(libc::SOL_SOCKET, libc::SO_LOCK_FILTER, 1);
+        locked.map_err(|e| open::os("cannot lock the filter", e, ""))?;
         socket.keep_ring(layout).map_err(open::no_ring)
     };
     let kept = sockets.iter().map(lock).collect::<Result<Vec<_>, _>>()?;
@@ -102,7 +104,7 @@ fn check(socket: &PacketSocket, iface: &Interface, here: Option<u64>) -> Result<
     if here.is_some_and(|here| socket.namespace().ok() != Some(here)) {
         return Err("a socket of another network namespace than this thread's".into());
     }
-    if !socket.is_raw().map_err(unknown)?
+    if socket.word(libc::SOL_SOCKET, libc::SO_TYPE).map_err(unknown)? != libc::SOCK_RAW as u32
         || socket.packet_option(libc::PACKET_VERSION).map_err(unknown)? != version
         || socket.packet_option(libc::PACKET_VNET_HDR).map_err(unknown)? != 1
     {
@@ -111,7 +113,7 @@ fn check(socket: &PacketSocket, iface: &Interface, here: Option<u64>) -> Result<
     if socket.bound_to().map_err(unknown)? != (iface.index, libc::ETH_P_ALL as u16) {
         return Err(format!("a socket that is not bound to {}", iface.name));
     }
-    if !socket.filter_is_locked().map_err(unknown)? {
+    if socket.word(libc::SOL_SOCKET, libc::SO_LOCK_FILTER).map_err(unknown)? == 0 {
         return Err("a socket whose filter is not locked".into());
     }
     socket.packet_option(libc::PACKET_FANOUT).map_err(unknown)

@@ -80,36 +80,12 @@ impl PacketSocket {
         let word = (mode | libc::PACKET_FANOUT_FLAG_UNIQUEID) << 16;
         self.set(libc::SOL_PACKET, libc::PACKET_FANOUT, word.cast_signed())?;
         self.set_fanout_program(program)?;
-        self.fanout_group()
+        Ok((self.word(libc::SOL_PACKET, libc::PACKET_FANOUT)? & 0xffff) as u16)
     }
 
     /// Sets the program of the socket's fan-out group.
     pub(super) fn set_fanout_program(&self, program: &[libc::sock_filter]) -> io::Result<()> {
         self.set_raw(libc::SOL_PACKET, libc::PACKET_FANOUT_DATA, &Program::new(program)?)
-    }
-
-    fn fanout_group(&self) -> io::Result<u16> {
-        Ok((self.word(libc::SOL_PACKET, libc::PACKET_FANOUT)? & 0xffff) as u16)
-    }
-
-    /// Attaches a filter of bpf(2), which stays with the socket.
-    pub(super) fn set_program(&self, program: BorrowedFd<'_>) -> io::Result<()> {
-        self.set(libc::SOL_SOCKET, libc::SO_ATTACH_BPF, program.as_raw_fd())
-    }
-
-    /// Forbids for ever to replace or to remove the filter, and to set a fan-out program
-    /// (`SO_LOCK_FILTER` of socket(7)). No privilege undoes it.
-    pub(super) fn lock_filter(&self) -> io::Result<()> {
-        self.set(libc::SOL_SOCKET, libc::SO_LOCK_FILTER, 1)
-    }
-
-    pub(super) fn filter_is_locked(&self) -> io::Result<bool> {
-        Ok(self.word(libc::SOL_SOCKET, libc::SO_LOCK_FILTER)? != 0)
-    }
-
-    /// Whether frames have their link-level header (`SOCK_RAW`).
-    pub(super) fn is_raw(&self) -> io::Result<bool> {
-        Ok(self.word(libc::SOL_SOCKET, libc::SO_TYPE)? == libc::SOCK_RAW as u32)
     }
 
     /// The number of an option of packet(7).
@@ -136,12 +112,6 @@ impl PacketSocket {
         // SAFETY: the kernel writes at most `len` bytes, which is the size of `cookie`.
         unsafe { check(call::getsockopt(self.raw(), libc::SOL_SOCKET, option, at, &raw mut len)) }?;
         Ok(cookie)
-    }
-
-    /// Clears the socket's pending error, such as `ENETDOWN` after its interface went down: until
-    /// then its descriptor would be ready.
-    pub(super) fn take_error(&self) -> io::Result<()> {
-        self.word(libc::SOL_SOCKET, libc::SO_ERROR).map(drop)
     }
 
     /// An option of type int.

@@ -40,12 +40,13 @@ impl Mapping {
         Self::shared(fd, WRITABLE, offset, len)
     }
 
-    /// As [`of_fd`](Self::of_fd), readable.
-    pub(crate) fn readable(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
-        Self::shared(fd, libc::PROT_READ, offset, len)
-    }
-
-    fn shared(fd: BorrowedFd<'_>, protection: i32, offset: u64, len: usize) -> io::Result<Self> {
+    /// The same with this protection.
+    pub(crate) fn shared(
+        fd: BorrowedFd<'_>,
+        protection: i32,
+        offset: u64,
+        len: usize,
+    ) -> io::Result<Self> {
         let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
         let mapping = Self::map(len, protection, flags, fd.as_raw_fd(), offset)?;
         // SAFETY: the range is the mapping just made. The advice is best effort: without it a child

@@ -143,7 +143,7 @@ pub(crate) fn program(own: &Own, shards: Shards, sockets: &Map) -> Vec<Insn> {
     require_own(&mut asm, V4_HEADERS, shards, pass);
     asm.store_imm(Size::W, R10, KEY, 0);
     asm.store_imm(Size::W, R10, KEY + 4, 0);
-    asm.store_imm(Size::W, R10, KEY + 8, ne_u32([0, 0, 0xff, 0xff]).cast_signed());
+    asm.store_imm(Size::W, R10, KEY + 8, i32::from_ne_bytes([0, 0, 0xff, 0xff]));
     asm.load(Size::W, R5, R2, V4_DST);
     asm.store(Size::W, R10, KEY + 12, R5);
 
@@ -198,11 +198,6 @@ fn require_own(asm: &mut Asm, payload: i32, shards: Shards, pass: Label) {
         asm.jump32_if_imm(Cond::Gt, Reg::R5, count as u32 - 1, pass);
         asm.bind(own);
     }
-}
-
-/// The result of a 32-bit load of these bytes.
-fn ne_u32(bytes: [u8; 4]) -> u32 {
-    u32::from_ne_bytes(bytes)
 }
 
 #[cfg(test)]

@@ -74,7 +74,7 @@ fn the_identification_on_the_wire_is_the_one_in_the_slot() {
 fn look(port: &mut UdpPort) -> u32 {
     port.offload.as_mut().expect("it makes a difference").make_due();
     assert_eq!(port.maintain(), None);
-    port.offload.as_ref().expect("as before").questions()
+    port.offload.as_ref().expect("as before").segmentation.questions
 }
 
 /// The number of runs of these datagrams on the wire, as far as the port knows.
@@ -109,7 +109,8 @@ fn what_was_not_answered_is_asked_again_until_it_is() {
     let (mut a, _b) = ports(&pair, A, B, &PortConfig::default());
     let asked = look(&mut a);
     for again in 1..4 {
-        a.offload.as_mut().expect("it makes a difference").was_not_answered();
+        let offload = a.offload.as_mut().expect("it makes a difference");
+        offload.segmentation.was_not_answered();
         assert_eq!((0..5).map(|_| look(&mut a)).last(), Some(asked + again), "once each");
     }
 }

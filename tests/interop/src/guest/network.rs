@@ -91,10 +91,6 @@ impl Network {
             );
         }
         guest.read(&script, Duration::from_secs(30))?;
-        self.wait_for_the_bridge(lab)
-    }
-
-    fn wait_for_the_bridge(&self, lab: &Lab) -> Result<()> {
         lab.wait_for_port(&self.bridged.tap).map_err(Error::from)
     }
 

@@ -104,7 +104,7 @@ pub(super) fn atomic_write_out_of_range(s: &mut Session<'_>) -> Step {
 /// Soft-RoCE drops them. Its table lacks the payload's offset for this opcode, so it takes the
 /// headers for payload, computes the ICRC over them twice, and drops packets with the right one.
 pub(super) fn flushes(s: &mut Session<'_>) -> Step {
-    s.needs_flush()?;
+    s.needs("FLUSH", |node| node.about().flush)?;
     for (round, len) in s.sizes().into_iter().enumerate() {
         let id = 2 * round as u64;
         s.active.fill(at(1024, len), id)?;

@@ -58,11 +58,6 @@ impl Program {
         line.split_whitespace().map(str::to_owned).chain(server).collect()
     }
 
-    /// Options of both sides.
-    fn options(&self) -> impl Iterator<Item = &'static str> {
-        self.options.split_whitespace()
-    }
-
     /// All sizes up to 8 MiB take long on an emulated machine: they run in one setting only, with
     /// the path MTU that has the fewest packets.
     fn is_long(&self) -> bool {
@@ -72,7 +67,7 @@ impl Program {
     /// Whether the connection manager connects the queue pairs (`-R`), or their exchange (`-z`).
     /// perftest 4.5 does that over IPv4 only, and `rdma_cm` with the link's path MTU.
     pub(crate) fn is_managed(&self) -> bool {
-        self.options().any(|option| matches!(option, "-R" | "-z"))
+        self.options.split_whitespace().any(|option| matches!(option, "-R" | "-z"))
     }
 
     /// Whether it runs on this backend with this address family.

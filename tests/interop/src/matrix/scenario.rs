@@ -396,22 +396,12 @@ impl<'a> Session<'a> {
         self.needs("ATOMIC WRITE", |node| node.about().atomic_write)
     }
 
-    /// Fails if a side does not respond to FLUSH.
-    pub(super) fn needs_flush(&self) -> Step {
-        self.needs("FLUSH", |node| node.about().flush)
-    }
-
-    /// Fails if a side lacks one of the two types of memory windows.
-    pub(super) fn needs_windows(&self) -> Step {
-        self.needs("memory windows", |node| node.about().windows == [true; 2])
-    }
-
     /// Fails if a side cannot send inline data.
     pub(super) fn needs_inline(&self) -> Step {
         self.needs("inline data", |node| node.about().inline)
     }
 
-    fn needs(&self, what: &str, has: fn(&Node) -> bool) -> Step {
+    pub(super) fn needs(&self, what: &str, has: fn(&Node) -> bool) -> Step {
         match [&self.active, &self.passive].into_iter().find(|node| !has(node)) {
             None => Ok(()),
             Some(node) => Err(cannot(format!("{} has no {what}", node.name()))),

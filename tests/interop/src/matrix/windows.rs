@@ -28,7 +28,7 @@ fn write_to(shown: Remote, offset: usize) -> Op {
 
 /// Makes region 1, and one window of each of these types.
 fn prepare(s: &mut Session<'_>, windows: &[MwType]) -> Step {
-    s.needs_windows()?;
+    s.needs("memory windows", |node| node.about().windows == [true; 2])?;
     s.needs_atomics()?;
     s.passive.region(SIZE, LOCAL_WRITE | MW_BIND)?;
     windows.iter().try_for_each(|mw_type| s.passive.window(*mw_type))

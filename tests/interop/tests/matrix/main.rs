@@ -235,7 +235,8 @@ fn run(tests: &[Test], times: usize, filtered_out: usize, limit: Duration) -> Re
     println!("running {} tests", tests.len());
     // Made once, before several guests need it.
     Image::prepare()?;
-    let guests = if total > MANY { parallelism().min(2) } else { 1 };
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let guests = if total > MANY { processors.min(2) } else { 1 };
     let installed = Installed::new(install);
     let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Outcomes::default()));
     let attend = || -> Result<()> {
@@ -323,10 +324,6 @@ impl Outcomes {
             self.failures.push(test.name());
         }
     }
-}
-
-fn parallelism() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -13,16 +13,14 @@ fn choice(only: &[&str], quick: bool) -> Choice {
     }
 }
 
-/// The planned time of a run, in seconds, without starting processes and networks.
-fn seconds(choice: &Choice) -> f64 {
-    choice.cells().iter().map(|cell| cell.time(false).as_secs_f64()).sum()
-}
-
 /// A run may take 240 seconds, or 40 if it is quick. A pair of processes takes a tenth of a second
 /// to start, a crowd of them some seconds.
 #[test]
 fn a_run_leaves_time_for_what_is_not_measuring() {
-    let of = |quick| seconds(&choice(&[], quick));
+    // Without starting processes and networks.
+    let of = |quick| -> f64 {
+        choice(&[], quick).cells().iter().map(|cell| cell.time(false).as_secs_f64()).sum()
+    };
     assert!(of(false) < 130.0, "{}", of(false));
     assert!(of(true) < 28.0, "{}", of(true));
 }

@@ -10,7 +10,7 @@
 //! distances.
 
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::time::Duration;
 
 use libc::sock_filter;
@@ -69,7 +69,10 @@ impl Heads {
         let lost = Map::counters("roce_lost", 1)?;
         let records = Records::of_map(&map, CAPTURE_BYTES)?;
         let program = program(wanted, snap as i32, &map, &lost);
-        socket.set_program(Program::load_filter("roce_heads", &program)?.as_fd())?;
+        let program = Program::load_filter("roce_heads", &program)?;
+        // It stays with the socket.
+        let fd = program.as_fd().as_raw_fd();
+        socket.set(libc::SOL_SOCKET, libc::SO_ATTACH_BPF, fd)?;
         let now = |clock| {
             let now = clock_gettime(clock);
             Duration::try_from(now).unwrap_or_default()

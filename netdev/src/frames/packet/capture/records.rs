@@ -39,7 +39,8 @@ impl Records {
     pub(super) fn of_map(map: &Map, bytes: u32) -> io::Result<Self> {
         let (page, bytes) = (page_bytes() as usize, bytes as usize);
         let reader = Mapping::of_fd(map.as_fd(), 0, page)?;
-        let writer = Mapping::readable(map.as_fd(), page as u64, page + 2 * bytes)?;
+        let len = page + 2 * bytes;
+        let writer = Mapping::shared(map.as_fd(), libc::PROT_READ, page as u64, len)?;
         Ok(Self { reader, writer, page, bytes, position: 0 })
     }
 

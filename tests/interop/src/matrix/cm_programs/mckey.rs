@@ -28,7 +28,9 @@ impl CmPlace<'_> {
         let name = std::net::Ipv4Addr::from(group);
         let line = format!("mckey -m {name} -b {} -C {FROM_US} -S 700", self.there);
         let receiver = self.start(&line)?;
-        self.until("the guest joins", || self.guest_has_joined(group))?;
+        self.until("the guest joins", || {
+            Ok(names(&self.guest("cat /proc/net/igmp")?.stdout, group))
+        })?;
         let ours = self.run(&format!("mckey -m {name} -b {{here}} -s -C {FROM_US} -S 700"))?;
         let ours = ours.finish()?;
         let theirs = receiver.wait().map_err(|error| error.to_string())?;
@@ -75,10 +77,6 @@ impl CmPlace<'_> {
             format!("cat /sys/class/infiniband/{}/ports/1/hw_counters/sent_pkts", self.device);
         let said = self.guest(&counter)?;
         said.stdout.trim().parse().map_err(|_| format!("no counter: {said:?}"))
-    }
-
-    fn guest_has_joined(&self, group: [u8; 4]) -> Step<bool> {
-        Ok(names(&self.guest("cat /proc/net/igmp")?.stdout, group))
     }
 
     fn have_joined(&self, group: [u8; 4]) -> Step<bool> {

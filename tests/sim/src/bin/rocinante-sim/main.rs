@@ -63,7 +63,9 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let options = args.options();
+    let Args { steps, trace, swarm, scarce, strangers, .. } = args;
+    let seed = args.seed.unwrap_or(FIRST);
+    let options = Options { seed, steps, trace, swarm, scarce, strangers };
     if let Some(time) = args.time {
         return long::run(args.seed, &options, time);
     }
@@ -72,13 +74,6 @@ fn main() -> ExitCode {
     match &report.violation {
         Some(violation) => violated(violation, &options),
         None => ExitCode::SUCCESS,
-    }
-}
-
-impl Args {
-    fn options(&self) -> Options {
-        let Self { steps, trace, swarm, scarce, strangers, .. } = *self;
-        Options { seed: self.seed.unwrap_or(FIRST), steps, trace, swarm, scarce, strangers }
     }
 }
 
