@@ -32,6 +32,7 @@ impl ConnectionManager {
         }
         let id = ListenerId(self.ids.draw());
         self.resolvers.insert(place, Listener { id, backlog: backlog.max(1), pending: 0 });
+        self.end_waits(service);
         Ok(id)
     }
 

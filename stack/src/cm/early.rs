@@ -1,5 +1,5 @@
-//! Requests that come before their listener. A program may tell its peer by a first connection that
-//! it listens for a second one now, and do so a moment later.
+//! Requests and questions that come before their listener. A program may tell its peer by a first
+//! connection that it listens for a second one now, and do so a moment later.
 
 use core::net::IpAddr;
 
@@ -7,21 +7,24 @@ use super::ConnectionManager;
 use super::tables::{Early, Timer};
 use crate::tuning::cm::EARLY_MAX;
 use crate::types::Time;
-use crate::wire::cm::{CmMessage, Req, ServiceId};
+use crate::wire::MadBytes;
+use crate::wire::cm::{CmMessage, ServiceId};
 
 impl ConnectionManager {
-    /// Keeps a request for a while. Returns whether it is kept.
+    /// Keeps a request, which has this number of its peer's, for a while. Returns whether it is
+    /// kept.
     pub(super) fn wait_for_listener(
         &mut self,
         now: Time,
         way: (IpAddr, IpAddr),
-        tid: u64,
-        req: &Req<'_>,
+        (service, request): (ServiceId, u32),
+        emit: impl FnOnce() -> MadBytes,
     ) -> bool {
         if self.config.refusal_delay == 0 {
             return false;
         }
-        if self.early.values().any(|it| it.way == way && it.request == req.local) {
+        let is_it = |it: &Early| (it.way, it.service, it.request) == (way, service, request);
+        if self.early.values().any(is_it) {
             self.counters.duplicates += 1;
             return true;
         }
@@ -29,9 +32,9 @@ impl ConnectionManager {
             return false;
         }
         let id = self.early.last_key_value().map_or(0, |(last, _)| last + 1);
-        let mad = Box::new(CmMessage::Req(*req).emit(tid));
+        let mad = Box::new(emit());
         let due = now.after(self.config.refusal_delay);
-        let early = Early { way, request: req.local, service: req.service, mad, due };
+        let early = Early { way, request, service, mad, due };
         self.early.insert(id, early);
         self.timers.insert((due, Timer::Early(id)));
         true
@@ -65,8 +68,14 @@ impl ConnectionManager {
     /// Takes a request that has waited, or refuses it.
     pub(super) fn early_timeout(&mut self, now: Time, id: u64) {
         let Some(early) = self.early.remove(&id) else { return };
-        if let Ok((header, CmMessage::Req(req))) = CmMessage::parse(&early.mad[..]) {
-            self.on_req(now, early.way, header.tid, &req, false);
+        match CmMessage::parse(&early.mad[..]) {
+            Ok((header, CmMessage::Req(req))) => {
+                self.on_req(now, early.way, header.tid, &req, false);
+            }
+            Ok((header, CmMessage::SidrReq(ask))) => {
+                self.on_sidr_req(now, early.way, header.tid, &ask, false);
+            }
+            _ => {}
         }
     }
 }

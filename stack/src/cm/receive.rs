@@ -32,7 +32,7 @@ impl ConnectionManager {
             CmMessage::Rtu(rtu) => self.on_rtu(way, &rtu),
             CmMessage::Dreq(dreq) => self.on_dreq(now, way, tid, &dreq),
             CmMessage::Drep(drep) => self.on_drep(now, way, &drep),
-            CmMessage::SidrReq(ask) => self.on_sidr_req(now, way, tid, &ask),
+            CmMessage::SidrReq(ask) => self.on_sidr_req(now, way, tid, &ask, true),
             CmMessage::SidrRep(rep) => self.on_sidr_rep(way, tid, &rep),
             CmMessage::Lap(lap) => self.on_lap(way, tid, &lap),
             // We never ask for another path.
@@ -69,7 +69,13 @@ impl ConnectionManager {
                 self.take_request(now, (src, dst), tid, req, (listener, peer, user));
             }
             Err(RejReason::INVALID_SERVICE_ID)
-                if may_wait && self.wait_for_listener(now, (src, dst), tid, req) => {}
+                if may_wait
+                    && self.wait_for_listener(
+                        now,
+                        (src, dst),
+                        (req.service, req.local.0),
+                        || CmMessage::Req(*req).emit(tid),
+                    ) => {}
             Err(reason) => {
                 self.refuse((src, dst), tid, (CommId(0), req.local), Subject::Req, reason);
                 if let Some(id) = stale.filter(|_| reason == RejReason::STALE_CONNECTION) {

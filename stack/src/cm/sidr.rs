@@ -32,6 +32,7 @@ impl ConnectionManager {
         }
         let entry = ServingQp { qpn, qkey, private: private.to_vec() };
         self.services.insert((service, address), entry);
+        self.end_waits(service);
         Ok(())
     }
 
@@ -99,23 +100,30 @@ impl ConnectionManager {
         self.send(addresses, mad);
     }
 
+    /// Takes a question. One for which there is no listener may wait for one.
     pub(super) fn on_sidr_req(
         &mut self,
         now: Time,
         (src, dst): (IpAddr, IpAddr),
         tid: u64,
         ask: &SidrReq<'_>,
+        may_wait: bool,
     ) {
         if self.on_ask(now, (src, dst), tid, ask) {
             return;
         }
-        let found = match ask.service.port() {
-            Some(_) if IpHeader::parse(ask.private).map(|(header, _)| header.dst) != Ok(dst) => {
-                None
-            }
-            _ => self.service(ask.service, dst),
-        };
+        let is_for_us = ask.service.port().is_none()
+            || IpHeader::parse(ask.private).map(|(header, _)| header.dst) == Ok(dst);
+        let found = self.service(ask.service, dst).filter(|_| is_for_us);
         let (request, service) = (ask.request, ask.service);
+        let emit = || CmMessage::SidrReq(*ask).emit(tid);
+        if may_wait
+            && is_for_us
+            && found.is_none()
+            && self.wait_for_listener(now, (src, dst), (service, request), emit)
+        {
+            return;
+        }
         let nothing = SidrRep {
             request,
             status: SidrStatus::UNSUPPORTED,

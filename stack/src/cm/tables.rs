@@ -60,8 +60,8 @@ pub(super) enum Stage {
 pub(super) struct Early {
     /// The peer's address, and ours.
     pub(super) way: (IpAddr, IpAddr),
-    /// The peer's communication id.
-    pub(super) request: CommId,
+    /// The peer's communication id, or the number of its question.
+    pub(super) request: u32,
     pub(super) service: ServiceId,
     pub(super) mad: Box<MadBytes>,
     pub(super) due: Time,

@@ -26,9 +26,9 @@ pub struct CmConfig {
     pub packet_lifetime: u8,
     /// How often a message is repeated, 0 to 15.
     pub max_retries: u8,
-    /// How long a request waits for a listener where there is none, before it is refused,
-    /// nanoseconds; 0 for not at all. A peer that knows of a program that is about to listen may be
-    /// faster than that program.
+    /// How long a request or a question waits for a listener where there is none, before it is
+    /// refused, nanoseconds; 0 for not at all. A peer that knows of a program that is about to
+    /// listen may be faster than that program.
     pub refusal_delay: u64,
     /// After how many nanoseconds of silence the peer of a connection is asked whether it is still
     /// there, unless [`Connect`] or [`Accept`] say otherwise; 0 for never. Only peers are asked

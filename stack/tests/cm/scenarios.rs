@@ -97,6 +97,59 @@ fn a_request_waits_for_its_listener() {
     assert_eq!(net.cm[B].len(), 0);
 }
 
+/// A question waits as a request does, and neither listens in the other's place.
+#[test]
+fn a_question_waits_for_its_listener() {
+    let delay = 100 * MS;
+    let mut net = Net::with(|side| CmConfig { refusal_delay: delay, ..config(side) }, 1);
+    let service = ServiceId::of_port(PortSpace::Udp, 7);
+    let ask = |net: &mut Net| {
+        let way = (address(A), address(B));
+        net.cm[A].resolve(net.now, way, (service, 9), b"").unwrap()
+    };
+    for served in [false, true] {
+        let (query, second) = (ask(&mut net), ask(&mut net));
+        net.run(50);
+        let other = net.cm[B].listen(ServiceId::of_port(PortSpace::Tcp, 7), None, 4).unwrap();
+        net.run(10);
+        assert_eq!((net.take(A), net.take(B), net.cm[B].footprint().early), (vec![], vec![], 2));
+        net.cm[B].unlisten(other, |_| false);
+        if served {
+            net.cm[B].serve(service, None, (Qpn::new(0x22), 5), b"").unwrap();
+            net.run(1);
+            let resolved = |event: &CmEvent| matches!(event, CmEvent::Resolved { qkey: 5, .. });
+            assert!(net.take(A).iter().filter(|event| resolved(event)).count() == 2);
+        } else {
+            let listener = net.cm[B].listen_datagrams(service, None, 4).unwrap();
+            net.run(1);
+            let events = net.take(B);
+            let asked = |event: &CmEvent| match event {
+                CmEvent::Asked { listener: of, ask, .. } if *of == listener => *ask,
+                other => panic!("{other:?}"),
+            };
+            for id in events.iter().map(asked) {
+                net.cm[B].answer(net.now, id, Err(SidrStatus::REJECT), b"").unwrap();
+            }
+            net.run(1);
+            let status = Some(SidrStatus::REJECT);
+            let mut told = net.take(A);
+            told.sort_by_key(|event| *event != CmEvent::Unresolved { query, status });
+            let expected = [query, second].map(|query| CmEvent::Unresolved { query, status });
+            assert_eq!(told, expected);
+            net.cm[B].unlisten_datagrams(net.now, listener, |_| false);
+        }
+        assert_eq!(net.cm[B].footprint().early, 0);
+    }
+    net.cm[B].unserve(service, None);
+    // Without one it is refused, late and once.
+    let query = ask(&mut net);
+    net.run(99);
+    assert_eq!(net.take(A), []);
+    net.run(2);
+    let status = Some(SidrStatus::UNSUPPORTED);
+    assert_eq!(net.one(A), CmEvent::Unresolved { query, status });
+}
+
 #[test]
 fn a_request_without_a_listener_is_refused_late_and_once() {
     let mut net = Net::with(|side| CmConfig { refusal_delay: 500 * MS, ..config(side) }, 1);

@@ -128,6 +128,14 @@ impl Shard {
         }
     }
 
+    /// Serves the requests and questions that have waited for a listener.
+    pub(super) fn serve_early(&mut self) {
+        let now = self.now();
+        self.engine.handle_cm_timeout(now);
+        self.router.write_mail(&mut self.engine);
+        self.serve_cm(now);
+    }
+
     fn deliver_cm(&mut self, event: CmEvent) {
         trace::connection(&event);
         let Self { engine, host, cm_owners: owners, router, .. } = self;
@@ -322,11 +330,7 @@ impl Device {
         self.claim((service, place.address), |shard| {
             let listener = shard.cm().listen(service, place.address, place.backlog)?;
             shard.cm_owners.listeners.insert(listener, owner);
-            // Requests may have waited for it.
-            let now = shard.now();
-            shard.engine.handle_cm_timeout(now);
-            shard.router.write_mail(&mut shard.engine);
-            shard.serve_cm(now);
+            shard.serve_early();
             Ok(listener)
         })
     }

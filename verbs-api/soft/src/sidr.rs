@@ -55,6 +55,7 @@ impl Device {
         self.claim((service, place.address), |shard| {
             let listener = shard.cm().listen_datagrams(service, place.address, place.backlog)?;
             shard.cm_owners.services.listeners.insert(listener, owner);
+            shard.serve_early();
             Ok(listener)
         })
     }
