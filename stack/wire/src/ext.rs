@@ -331,8 +331,7 @@ impl Syndrome {
 pub const fn credits(code: u8) -> Option<u32> {
     match code & 0x1f {
         0x1f => None,
-        0 => Some(0),
-        1 => Some(1),
+        few @ 0..2 => Some(few as u32),
         // From 2 on the codes alternate between 2^k and 1.5 * 2^k.
         c => Some((2 + (c as u32 & 1)) << ((c - 2) / 2)),
     }

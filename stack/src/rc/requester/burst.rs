@@ -160,7 +160,7 @@ impl Requester {
         if wqe.has_response() {
             return self.plan_request(wqe, params, at);
         }
-        match permit(Want::Data(self, wqe, params), at) {
+        match permit(Want::Data(self, wqe, params, any.burst), at) {
             permit if permit.packets == 0 => Plan::Blocked(permit),
             permit => Plan::Burst(permit),
         }

@@ -306,6 +306,9 @@ impl Requester {
         // or an atomic of what left before it.
         let answers = self.responses.front().is_some_and(|front| front.first < to);
         self.round_trip.acknowledged(to, now, !selective && !answers);
+        if to >= self.snd_nxt {
+            self.round_trip.turns.clear();
+        }
         self.control.congestion.on_ack(cost.datagrams);
         let before = std::mem::replace(&mut self.snd_una, to);
         while let Some(front) = self.responses.front() {

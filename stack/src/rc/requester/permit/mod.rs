@@ -33,8 +33,8 @@ use crate::verbs::SendOp;
 /// The next packets to send, and their origin.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Want<'a> {
-    /// Packets of SENDs and WRITEs, from the cursor on.
-    Data(&'a Requester, &'a Wqe, &'a ConnParams),
+    /// Packets of SENDs and WRITEs, from the cursor on: no more than [`Want::Request`] permits.
+    Data(&'a Requester, &'a Wqe, &'a ConnParams, u32),
     /// A request with a response of its own, which has this number of packets and needs credit of
     /// this cost.
     Response(&'a Requester, &'a ConnParams, u32, Cost),
@@ -156,8 +156,11 @@ impl Permit {
 #[inline(always)]
 pub(crate) fn permit(want: Want<'_>, at: &Situation<'_>) -> Permit {
     match want {
-        Want::Request(of) => of.transport_limit(at.sq).map_or(Permit::ONE, Permit::none),
-        Want::Data(of, wqe, params) => of.permit_data(wqe, params, at),
+        Want::Request(of) => match of.transport_limit(at.sq) {
+            Ok(burst) => Permit { burst, ..Permit::ONE },
+            Err(limit) => Permit::none(limit),
+        },
+        Want::Data(of, wqe, params, burst) => of.permit_data(wqe, params, burst, at),
         Want::Response(of, params, packets, cost) => of.permit_response(packets, cost, params, at),
         Want::Lost(of) => of.permit_lost(at.turn),
         Want::Probe(of) => of.permit_probe(),
@@ -214,37 +217,40 @@ impl Requester {
         }
     }
 
-    /// The limit of the request at the cursor, also of one that sends nothing.
+    /// The limit of the request at the cursor, also of one that sends nothing; or the packets that
+    /// may still leave while losses are repaired.
     #[inline]
-    fn transport_limit(&self, sq: &SendQueue) -> Option<Limit> {
+    fn transport_limit(&self, sq: &SendQueue) -> Result<u32, Limit> {
         if self.wqe_next == sq.tail {
-            return Some(Limit::SendQueueEmpty);
+            return Err(Limit::SendQueueEmpty);
         }
         if self.control.awaits_receive() {
-            return Some(Limit::Rnr);
+            return Err(Limit::Rnr);
         }
-        if self.recovery_left() == 0 {
-            return Some(Limit::Recovering);
+        let left = self.recovery_left();
+        if left == 0 {
+            return Err(Limit::Recovering);
         }
+        let left = u32::try_from(left).unwrap_or(u32::MAX);
         let wqe = sq.get(self.wqe_next);
         if self.snd_nxt != wqe.first {
-            return None;
+            return Ok(left);
         }
         if self.control.drains && self.snd_nxt >= self.snd_max {
-            return Some(Limit::Draining);
+            return Err(Limit::Draining);
         }
         // An invalidation waits for all that was asked for before (IBTA volume 1, 10.6.5.1, as
         // cited by `rxe_req.c`).
         let invalidates = matches!(wqe.op, SendOp::LocalInv { .. });
         let waits = (wqe.is_fenced() && !self.responses.is_empty())
             || (invalidates && self.wqe_next != sq.head);
-        waits.then_some(Limit::Fence)
+        if waits { Err(Limit::Fence) } else { Ok(left) }
     }
 
     /// Whether nothing but credit may hold back the request at the cursor, and no response is to
     /// come after which it is looked at again. Nothing is in flight then, so the window has room.
     pub(in crate::rc) fn lacks_only_credit(&self, sq: &SendQueue) -> bool {
-        self.transport_limit(sq).is_none() && !self.outstanding()
+        self.transport_limit(sq).is_ok() && !self.outstanding()
     }
 
     /// The reason why the packet of `psn`, of `bytes` bytes, should wait; it `begins` a message or
@@ -291,7 +297,13 @@ impl Requester {
     }
 
     #[inline]
-    fn permit_data(&self, wqe: &Wqe, params: &ConnParams, at: &Situation<'_>) -> Permit {
+    fn permit_data(
+        &self,
+        wqe: &Wqe,
+        params: &ConnParams,
+        mut burst: u32,
+        at: &Situation<'_>,
+    ) -> Permit {
         let Situation { sq, peers, turn } = *at;
         let probes = self.recovery.probes();
         let window = self.control.window_left();
@@ -310,10 +322,9 @@ impl Requester {
         let each = Budget::cost(len + OVERHEAD);
         let cost = Cost::of(1, each);
         let receiver = peers.receiver(params.peer);
-        let mut end = u64::MAX;
         if psn < self.snd_max {
             // Retransmissions and new packets are bursts of their own.
-            end = self.snd_max - psn;
+            burst = u32::try_from(self.snd_max - psn).unwrap_or(u32::MAX).min(burst);
         } else {
             // An acknowledgement ends the wait, so one must be outstanding.
             let awaited = match self.ack_requests.end() {
@@ -348,7 +359,6 @@ impl Requester {
         let room = receiver.room_for(params.slot);
         let alone = probes || (limited && psn == wqe.first);
         let packets = if alone { 1 } else { room.datagrams.min(window).max(1) };
-        let burst = u32::try_from(self.recovery_left().min(end)).unwrap_or(u32::MAX);
         let interval = (self.control.congestion.packets() / TIMES_OF_WINDOW).clamp(1, INTERVAL_MAX);
         Permit {
             packets,
