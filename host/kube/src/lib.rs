@@ -10,6 +10,8 @@ mod http;
 mod ledger;
 mod objects;
 mod pfs;
+mod publish;
+mod said;
 mod sysfs;
 mod watch;
 mod wire;
@@ -19,8 +21,9 @@ use std::time::Duration;
 
 use kube::{Client, Config};
 use parking_lot::Mutex;
-use rocinante_placement::{Malformed, Uplink, to_json};
+use rocinante_placement::{Uplink, to_json};
 use tokio::net::TcpListener;
+use tokio::sync::watch::channel;
 
 use self::extender::{Extender, REQUEST_TIMES};
 use self::http::Service;
@@ -33,8 +36,8 @@ pub use self::http::BODY_MAX;
 pub use self::objects::{PLACED, REQUIRED, UPLINKS};
 pub use self::sysfs::{Named, UplinkError};
 
-/// How long to wait before an uplink's annotation is written again, after the API server refused.
-const PUBLISH_AGAIN: Duration = Duration::from_secs(5);
+/// How often a node's uplinks are looked at.
+pub const PERIOD: Duration = Duration::from_secs(2);
 
 /// A client of the API server, by TLS in Rust alone. It repeats no request by itself: a bind that
 /// was done and sent again would be answered as a conflict, and its reservation given back.
@@ -64,31 +67,34 @@ pub async fn extender(client: Client, listener: TcpListener, assumed_for: Durati
     }
 }
 
-/// Writes the uplinks of a node into its annotation [`UPLINKS`], and serves `/getpfs` and
-/// `/healthz` for ever.
-///
-/// # Errors
-/// The uplinks have no JSON, which cannot be.
+/// Keeps the annotation [`UPLINKS`] of a node as `uplinks` says it every `period` ([`PERIOD`]), and
+/// serves `/getpfs` and `/healthz`, for ever.
 pub async fn node(
     client: Client,
     listener: TcpListener,
     name: &str,
-    uplinks: &[Uplink],
-) -> Result<(), Malformed> {
-    let text = to_json(uplinks)?;
+    period: Duration,
+    mut uplinks: impl FnMut() -> Vec<Uplink>,
+) {
     let (cluster, ledger) = (Cluster::new(client), Arc::<Mutex<Ledger>>::default());
     let pfs = Pfs::new(name, Arc::clone(&ledger));
-    let published = async {
-        while let Err(failed) = cluster.publish(name, &text).await {
-            tracing::warn!("the uplinks of {name} are not published: {failed}");
-            tokio::time::sleep(PUBLISH_AGAIN).await;
+    let (to, wanted) = channel(None);
+    let read = async {
+        loop {
+            match to_json(&uplinks()) {
+                Ok(text) => to.send_if_modified(|wanted| wanted.replace(text) != *wanted),
+                Err(error) => {
+                    tracing::error!("the uplinks have no JSON: {error}");
+                    false
+                }
+            };
+            tokio::time::sleep(period).await;
         }
-        std::future::pending::<()>().await;
     };
     tokio::select! {
-        () = published => {}
+        () = read => {}
+        () = publish::keep(&cluster, name, wanted) => {}
         () = watch::watch(&cluster, &ledger, Some(name)) => {}
         () = http::serve(listener, Service::Node(pfs)) => {}
     }
-    Ok(())
 }

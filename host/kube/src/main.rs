@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use kube::Config;
-use rocinante_kube::{ASSUMED_FOR, Named};
+use rocinante_kube::{ASSUMED_FOR, Named, PERIOD};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -84,9 +84,11 @@ async fn run(command: Command) -> Result<(), Box<dyn std::error::Error>> {
                 rocinante_kube::extender(client, listener, ASSUMED_FOR).await;
             }
             Command::Node { name, uplink, listen } => {
-                let uplinks: Result<Vec<_>, _> = uplink.iter().map(Named::uplink).collect();
+                // A wrong name is refused at once; an uplink that goes later is left out.
+                uplink.iter().try_for_each(|it| it.uplink().map(drop))?;
                 let listener = bound(listen).await?;
-                rocinante_kube::node(client, listener, &name, &uplinks?).await?;
+                let uplinks = || uplink.iter().filter_map(|it| it.uplink().ok()).collect();
+                rocinante_kube::node(client, listener, &name, PERIOD, uplinks).await;
             }
         }
         Ok(())

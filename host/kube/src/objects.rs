@@ -9,7 +9,7 @@ use kube::core::Object;
 use kube::{Api, Client, ResourceExt as _};
 use rocinante_placement::{Placed, to_json};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::ledger::Outcome;
 
@@ -221,11 +221,9 @@ impl Cluster {
         }
     }
 
-    /// Writes the uplinks of a node into its annotation.
-    pub(crate) async fn publish(&self, node: &str, uplinks: &str) -> Result<(), Failed> {
-        let patch = json!({"metadata": {"annotations": {UPLINKS: uplinks}}});
-        let params = PatchParams::default();
-        asked(self.nodes().patch(node, &params, &Patch::Merge(&patch))).await.map(drop)
+    /// Changes a node by a merge patch. The node as it is then.
+    pub(crate) async fn change_node(&self, name: &str, patch: &Value) -> Result<Node, Failed> {
+        asked(self.nodes().patch(name, &PatchParams::default(), &Patch::Merge(patch))).await
     }
 }
 

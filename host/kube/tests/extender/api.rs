@@ -1,6 +1,7 @@
 //! An API server for tests: pods and nodes with resource versions, lists, watches with field
-//! selectors, merge patches and bindings, 404, 409 and 410 as kube-apiserver answers them. A write
-//! goes on when its client has gone, as a request does that etcd already has.
+//! selectors, merge patches, also of a node's status, and bindings, 404, 409 and 410 as
+//! kube-apiserver answers them. A write goes on when its client has gone, as a request does that
+//! etcd already has.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -59,6 +60,8 @@ struct Inner {
     faults: VecDeque<Fault>,
     /// Late binds whose time has come.
     landed: usize,
+    /// The next patches of nodes are answered so, and do nothing.
+    node_faults: VecDeque<StatusCode>,
     /// The pod that cannot be patched.
     fixed: Option<String>,
     is_away: bool,
@@ -109,6 +112,34 @@ impl Api {
     pub(crate) fn add_node(&self, name: &str, uplinks: &str) {
         let metadata = json!({"name": name, "annotations": {rocinante_kube::UPLINKS: uplinks}});
         self.put(NODES, name, json!({"metadata": metadata, "spec": {}, "status": {}}));
+    }
+
+    /// A node without uplinks.
+    pub(crate) fn add_bare_node(&self, name: &str) {
+        let metadata = json!({"name": name, "annotations": {}});
+        self.put(NODES, name, json!({"metadata": metadata, "spec": {}, "status": {}}));
+    }
+
+    pub(crate) fn delete_node(&self, name: &str) {
+        self.write(&mut self.inner.lock(), NODES, name, None);
+    }
+
+    /// Changes a node as another process does.
+    pub(crate) fn change_node(&self, name: &str, change: impl FnOnce(&mut Value)) {
+        let mut inner = self.inner.lock();
+        let mut node = inner.get(NODES, name).cloned().unwrap();
+        change(&mut node);
+        self.write(&mut inner, NODES, name, Some(node));
+    }
+
+    /// The next patches of nodes are answered with these.
+    pub(crate) fn fail_nodes(&self, codes: impl IntoIterator<Item = StatusCode>) {
+        self.inner.lock().node_faults.extend(codes);
+    }
+
+    /// The answers of [`fail_nodes`](Self::fail_nodes) that no patch has met yet.
+    pub(crate) fn node_faults(&self) -> usize {
+        self.inner.lock().node_faults.len()
     }
 
     /// A pod in the namespace `default` that waits for a node; its UID.
@@ -253,7 +284,7 @@ impl Api {
                 (&Method::PATCH, ["namespaces", space, "pods", name]) => {
                     self.patched(PODS, &format!("{space}/{name}"), &body)
                 }
-                (&Method::PATCH, ["nodes", name]) => self.patched(NODES, name, &body),
+                (&Method::PATCH, ["nodes", name]) => self.patched_node(name, &body),
                 (&Method::POST, ["namespaces", space, "pods", name, "binding"]) => {
                     self.bound(&format!("{space}/{name}"), &body).await
                 }
@@ -318,6 +349,13 @@ impl Api {
             }
         });
         Response::new(StreamBody::new(events.map(Ok::<_, Infallible>)).boxed_unsync())
+    }
+
+    fn patched_node(&self, name: &str, body: &[u8]) -> Answer {
+        if let Some(code) = self.inner.lock().node_faults.pop_front() {
+            return status(code, "not now");
+        }
+        self.patched(NODES, name, body)
     }
 
     fn patched(&self, kind: &'static str, key: &str, body: &[u8]) -> Answer {

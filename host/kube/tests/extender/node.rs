@@ -1,7 +1,10 @@
 //! A node's uplinks, and `/getpfs`.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::StatusCode;
+use parking_lot::Mutex;
 use rocinante_placement::{Uplink, to_json, uplinks};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -13,6 +16,7 @@ use crate::{Extender, get, until};
 
 const G: u64 = 1_000_000_000;
 const LONG: Duration = Duration::from_secs(3600);
+const SHORT: Duration = Duration::from_millis(10);
 
 fn published(api: &Api, node: &str) -> Option<Vec<Uplink>> {
     let text = api.node(node)?["metadata"]["annotations"][rocinante_kube::UPLINKS].clone();
@@ -30,7 +34,7 @@ async fn what_is_taken_is_said_as_links_daemon_says_it() {
     let client = api.client();
     let part = ours.clone();
     let task = tokio::spawn(async move {
-        rocinante_kube::node(client, listener, "n1", &part).await.unwrap();
+        rocinante_kube::node(client, listener, "n1", SHORT, || part.to_vec()).await;
     });
     until("the uplinks are there", async || published(&api, "n1").as_deref() == Some(&ours[..]))
         .await;
@@ -88,4 +92,37 @@ async fn the_command_publishes_once_the_server_is_there() {
     let expected = [Uplink::new("lo", 25 * G)];
     until("published", async || published(&api, "n1").as_deref() == Some(&expected[..])).await;
     until("served", async || get(process.address, "/getpfs").await.0 == 200).await;
+}
+
+#[tokio::test]
+async fn the_uplinks_are_published_again_when_they_change_or_the_node_is_made_anew() {
+    let api = Api::start(Duration::ZERO).await;
+    api.add_bare_node("n1");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let now = Arc::new(Mutex::new(vec![Uplink::new("ens1", 10 * G)]));
+    let (client, of_node) = (api.client(), Arc::clone(&now));
+    let _task = tokio::task::JoinSet::from_iter([async move {
+        rocinante_kube::node(client, listener, "n1", SHORT, || of_node.lock().clone()).await;
+    }]);
+    let is_published = async || {
+        let wanted = now.lock().clone();
+        until("published", async || published(&api, "n1").as_ref() == Some(&wanted)).await;
+    };
+    is_published().await;
+    let two = vec![Uplink::new("ens1", 25 * G), Uplink::new("ens2", G)];
+    for uplinks in [two, vec![], vec![Uplink::new("ens1", 10 * G)]] {
+        *now.lock() = uplinks;
+        is_published().await;
+    }
+    // Each change was written once.
+    let patches = || api.requests().iter().filter(|it| it.starts_with("PATCH")).count();
+    assert_eq!(patches(), 4);
+    api.fail_nodes([StatusCode::CONFLICT, StatusCode::SERVICE_UNAVAILABLE]);
+    api.delete_node("n1");
+    api.add_bare_node("n1");
+    is_published().await;
+    assert_eq!(api.node_faults(), 0);
+    let other = |node: &mut Value| node["metadata"]["annotations"] = json!({});
+    api.change_node("n1", other);
+    is_published().await;
 }
