@@ -1,21 +1,26 @@
 //! RDMA bandwidth of Kubernetes' nodes: reserved, placed, and never promised twice.
 //!
 //! [`extender`] serves kube-scheduler. [`node`] runs on each node: it publishes the node's uplinks,
-//! and names the taken rates as the daemon of Link et al. does. `docs/kubernetes.md` is the manual.
+//! and names the taken rates as the daemon of Link et al. does. [`driver`] runs beside the agent of
+//! a node: for the kubelet it is a device plugin. `docs/kubernetes.md` is the manual.
 
 #![forbid(unsafe_code)]
 
+mod agent;
 mod extender;
 mod http;
+mod kubelet;
 mod ledger;
 mod objects;
 mod pfs;
+mod plugin;
 mod publish;
 mod said;
 mod sysfs;
 mod watch;
 mod wire;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,13 +35,16 @@ use self::http::Service;
 use self::ledger::Ledger;
 use self::objects::Cluster;
 use self::pfs::Pfs;
+use self::plugin::Plugin;
+use self::publish::Wanted;
 
 pub use self::extender::ASSUMED_FOR;
 pub use self::http::BODY_MAX;
-pub use self::objects::{PLACED, REQUIRED, UPLINKS};
+pub use self::objects::{MBPS, PLACED, REQUIRED, UPLINKS};
+pub use self::plugin::HCA;
 pub use self::sysfs::{Named, UplinkError};
 
-/// How often a node's uplinks are looked at.
+/// How often a node's state is looked at: its uplinks, the agent, the kubelet's folder.
 pub const PERIOD: Duration = Duration::from_secs(2);
 
 /// A client of the API server, by TLS in Rust alone. It repeats no request by itself: a bind that
@@ -78,11 +86,11 @@ pub async fn node(
 ) {
     let (cluster, ledger) = (Cluster::new(client), Arc::<Mutex<Ledger>>::default());
     let pfs = Pfs::new(name, Arc::clone(&ledger));
-    let (to, wanted) = channel(None);
+    let (to, wanted) = channel(Wanted::default());
     let read = async {
         loop {
             match to_json(&uplinks()) {
-                Ok(text) => to.send_if_modified(|wanted| wanted.replace(text) != *wanted),
+                Ok(text) => to.send_if_modified(|wanted| wanted.has_uplinks(text)),
                 Err(error) => {
                     tracing::error!("the uplinks have no JSON: {error}");
                     false
@@ -96,5 +104,33 @@ pub async fn node(
         () = publish::keep(&cluster, name, wanted) => {}
         () = watch::watch(&cluster, &ledger, Some(name)) => {}
         () = http::serve(listener, Service::Node(pfs)) => {}
+    }
+}
+
+/// What a [`driver`] stands between.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// The node's name in Kubernetes.
+    pub node: String,
+    /// The agent's control socket.
+    pub agent: PathBuf,
+    /// The kubelet's folder.
+    pub kubelet: PathBuf,
+    /// The folder of files of CDI.
+    pub cdi: PathBuf,
+}
+
+/// Offers `devices` of [`HCA`] to the kubelet, healthy as long as the agent answers, and keeps the
+/// node's [`MBPS`] as the agent's uplinks are, for ever. It looks every `period` ([`PERIOD`]).
+pub async fn driver(client: Client, places: Places, devices: u32, period: Duration) {
+    let cluster = Cluster::new(client);
+    let (healthy, health) = channel(false);
+    let (to, wanted) = channel(Wanted::default());
+    let plugin = Plugin::new(places.cdi, devices, health);
+    let mbps = |mbps| _ = to.send_if_modified(|wanted| wanted.has_mbps(mbps));
+    tokio::select! {
+        () = agent::follow(places.agent, period, &healthy, mbps) => {}
+        () = kubelet::follow(&places.kubelet, &plugin, period) => {}
+        () = publish::keep(&cluster, &places.node, wanted) => {}
     }
 }

@@ -1,11 +1,13 @@
 //! The command `rocinante-kube`.
 
 use std::net::{Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use kube::Config;
-use rocinante_kube::{ASSUMED_FOR, Named, PERIOD};
+use rocinante_kube::{ASSUMED_FOR, Named, PERIOD, Places};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -44,6 +46,35 @@ enum Command {
         #[arg(long, value_name = "ADDRESS", value_parser = address, default_value = ":54005")]
         listen: SocketAddr,
     },
+    /// Offer the agent of this node to the kubelet, as a device plugin, and keep the Mb/s of its
+    /// uplinks as an extended resource of the node.
+    Driver {
+        /// The node's name in Kubernetes.
+        #[arg(long, env = "NODE_NAME")]
+        node: String,
+        /// The agent's control socket.
+        #[arg(long, value_name = "PATH", default_value = "/run/rocinante-agent/control.sock")]
+        agent: PathBuf,
+        /// The kubelet's folder.
+        #[arg(long, value_name = "PATH", default_value = "/var/lib/kubelet")]
+        kubelet: PathBuf,
+        /// The folder of files of CDI. Containers get the device of the agent's file, rocinante.json,
+        /// if it is there.
+        #[arg(long, value_name = "PATH", default_value = "/var/run/cdi")]
+        cdi: PathBuf,
+        /// How many containers may use the agent at a time.
+        #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+        devices: u32,
+        /// How often to look at the agent and the kubelet, in seconds.
+        #[arg(long, value_name = "SECONDS", value_parser = period, default_value = "2")]
+        period: Duration,
+    },
+}
+
+/// A time that is neither nothing nor for ever.
+fn period(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|it| (0.01..=60.0).contains(it));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "0.01 to 60 seconds".to_owned())
 }
 
 /// An address with a port, or a port of all addresses.
@@ -89,6 +120,10 @@ async fn run(command: Command) -> Result<(), Box<dyn std::error::Error>> {
                 let listener = bound(listen).await?;
                 let uplinks = || uplink.iter().filter_map(|it| it.uplink().ok()).collect();
                 rocinante_kube::node(client, listener, &name, PERIOD, uplinks).await;
+            }
+            Command::Driver { node, agent, kubelet, cdi, devices, period } => {
+                let places = Places { node, agent, kubelet, cdi };
+                rocinante_kube::driver(client, places, devices, period).await;
             }
         }
         Ok(())

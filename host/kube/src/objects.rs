@@ -15,6 +15,8 @@ use crate::ledger::Outcome;
 
 /// A node's annotation: its uplinks, as [`rocinante_placement::uplinks`] reads them.
 pub const UPLINKS: &str = "rocinante.dev/uplinks";
+/// The extended resource of a node: the Mb/s of its uplinks, which any scheduler sums.
+pub const MBPS: &str = "rocinante.dev/mbps";
 /// A pod's annotation: the interfaces that it asks for, as Link et al. have it.
 pub const REQUIRED: &str = "rdma_interfaces_required";
 /// A bound pod's annotation: the places of its interfaces, as [`rocinante_placement::placed`] reads
@@ -40,7 +42,7 @@ const PAGE: u32 = 500;
 const FENCED_AT_ONCE: usize = 16;
 
 pub(crate) type Pod = Object<PodSpec, PodStatus>;
-pub(crate) type Node = Object<Unused, Unused>;
+pub(crate) type Node = Object<Unused, NodeStatus>;
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -53,6 +55,19 @@ pub(crate) struct PodSpec {
 pub(crate) struct PodStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) phase: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct NodeStatus {
+    #[serde(default)]
+    pub(crate) capacity: Capacity,
+}
+
+/// Of [`MBPS`].
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Capacity {
+    #[serde(rename = "rocinante.dev/mbps", skip_serializing_if = "Option::is_none")]
+    pub(crate) mbps: Option<String>,
 }
 
 /// Fields that are not read.
@@ -221,9 +236,29 @@ impl Cluster {
         }
     }
 
-    /// Changes a node by a merge patch. The node as it is then.
-    pub(crate) async fn change_node(&self, name: &str, patch: &Value) -> Result<Node, Failed> {
-        asked(self.nodes().patch(name, &PatchParams::default(), &Patch::Merge(patch))).await
+    /// Changes a node, or its status. The node as it is then.
+    pub(crate) async fn change_node(&self, name: &str, change: &Change) -> Result<Node, Failed> {
+        let (nodes, params) = (self.nodes(), PatchParams::default());
+        match change {
+            Change::Object(patch) => asked(nodes.patch(name, &params, &Patch::Merge(patch))).await,
+            Change::Status(patch) => {
+                asked(nodes.patch_status(name, &params, &Patch::Merge(patch))).await
+            }
+        }
+    }
+}
+
+/// A merge patch of an object, or of its subresource `status`, which has rights of its own.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Change {
+    Object(Value),
+    Status(Value),
+}
+
+impl std::fmt::Display for Change {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (Self::Object(patch) | Self::Status(patch)) = self;
+        patch.fmt(f)
     }
 }
 

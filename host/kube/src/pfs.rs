@@ -9,9 +9,7 @@ use rocinante_placement::{INTERFACES_MAX, Placed, Uplink};
 use serde::Serialize;
 
 use crate::ledger::Ledger;
-
-/// Bits per second of a megabit per second.
-const MEGA: u64 = 1_000_000;
+use crate::sysfs::MEGA;
 
 /// The uplinks of one node.
 #[derive(Clone)]

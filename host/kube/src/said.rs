@@ -11,6 +11,12 @@ impl Said {
         }
     }
 
+    pub(crate) fn info(&mut self, line: String) {
+        if self.is_new(line) {
+            tracing::info!("{}", self.0);
+        }
+    }
+
     fn is_new(&mut self, line: String) -> bool {
         let is_new = self.0 != line;
         self.0 = line;

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use rocinante_placement::Uplink;
 
 /// Bits per second of a megabit per second.
-const MEGA: u64 = 1_000_000;
+pub(crate) const MEGA: u64 = 1_000_000;
 const UNITS: [(&str, u64); 4] =
     [("k", 1000), ("M", MEGA), ("G", 1_000_000_000), ("T", 1_000_000_000_000)];
 
@@ -49,7 +49,7 @@ impl FromStr for Named {
 }
 
 /// A whole number with a unit or none.
-fn bits(text: &str) -> Option<u64> {
+pub(crate) fn bits(text: &str) -> Option<u64> {
     let unit = UNITS.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, factor)));
     let (number, factor) = unit.unwrap_or((text, &1));
     if !number.bytes().all(|byte| byte.is_ascii_digit()) {

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -140,6 +141,20 @@ impl Api {
     /// The answers of [`fail_nodes`](Self::fail_nodes) that no patch has met yet.
     pub(crate) fn node_faults(&self) -> usize {
         self.inner.lock().node_faults.len()
+    }
+
+    /// A configuration of clients, in this file.
+    pub(crate) fn write_config(&self, path: &Path) {
+        let server = format!("http://{}", self.address);
+        let text = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+            "clusters": [{"name": "test", "cluster": {"server": server}}],
+            "users": [{"name": "test", "user": {}}],
+        });
+        std::fs::write(path, text.to_string()).unwrap();
     }
 
     /// A pod in the namespace `default` that waits for a node; its UID.
@@ -284,7 +299,8 @@ impl Api {
                 (&Method::PATCH, ["namespaces", space, "pods", name]) => {
                     self.patched(PODS, &format!("{space}/{name}"), &body)
                 }
-                (&Method::PATCH, ["nodes", name]) => self.patched_node(name, &body),
+                (&Method::PATCH, ["nodes", name]) => self.patched_node(name, &body, false),
+                (&Method::PATCH, ["nodes", name, "status"]) => self.patched_node(name, &body, true),
                 (&Method::POST, ["namespaces", space, "pods", name, "binding"]) => {
                     self.bound(&format!("{space}/{name}"), &body).await
                 }
@@ -351,11 +367,35 @@ impl Api {
         Response::new(StreamBody::new(events.map(Ok::<_, Infallible>)).boxed_unsync())
     }
 
-    fn patched_node(&self, name: &str, body: &[u8]) -> Answer {
+    fn patched_node(&self, name: &str, body: &[u8], of_status: bool) -> Answer {
         if let Some(code) = self.inner.lock().node_faults.pop_front() {
             return status(code, "not now");
         }
-        self.patched(NODES, name, body)
+        if !of_status {
+            return self.patched(NODES, name, body);
+        }
+        let Ok(patch) = serde_json::from_slice::<Value>(body) else {
+            return status(StatusCode::BAD_REQUEST, "no JSON");
+        };
+        let mut inner = self.inner.lock();
+        let Some(mut node) = inner.get(NODES, name).cloned() else {
+            return status(StatusCode::NOT_FOUND, "not found");
+        };
+        let before = node.clone();
+        for (name, value) in patch["status"]["capacity"].as_object().into_iter().flatten() {
+            if !node["status"]["capacity"].is_object() {
+                node["status"]["capacity"] = json!({});
+            }
+            let capacity = node["status"]["capacity"].as_object_mut().unwrap();
+            match value.as_str() {
+                Some(text) => capacity.insert(name.clone(), canonical(text).into()),
+                None => capacity.remove(name),
+            };
+        }
+        if node != before {
+            self.write(&mut inner, NODES, name, Some(node.clone()));
+        }
+        json_answer(StatusCode::OK, &node)
     }
 
     fn patched(&self, kind: &'static str, key: &str, body: &[u8]) -> Answer {
@@ -435,6 +475,18 @@ impl Inner {
 
 fn key(name: &str) -> String {
     format!("default/{name}")
+}
+
+/// A quantity as `resource.Quantity` writes it: with the greatest unit that leaves it whole.
+fn canonical(text: &str) -> String {
+    let mut number: u64 = text.parse().unwrap();
+    let mut units = ["", "k", "M", "G", "T", "P", "E"].into_iter();
+    let mut unit = units.next();
+    while number != 0 && number.is_multiple_of(1000) {
+        number /= 1000;
+        unit = units.next();
+    }
+    format!("{number}{}", unit.unwrap())
 }
 
 /// A field selector: fields that have a value, or have not.

@@ -6,8 +6,6 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use serde_json::json;
-
 use crate::api::Api;
 use crate::{get, until};
 
@@ -35,16 +33,7 @@ fn command(arguments: &[&str]) -> Command {
 impl Process {
     pub(crate) fn start(api: &Api, arguments: &[&str]) -> Self {
         let config = config_file();
-        let server = format!("http://{}", api.address);
-        let text = json!({
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "test",
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-            "clusters": [{"name": "test", "cluster": {"server": server}}],
-            "users": [{"name": "test", "user": {}}],
-        });
-        std::fs::write(&config, text.to_string()).unwrap();
+        api.write_config(&config);
         let mut command = command(arguments);
         let mut child = command.env("KUBECONFIG", &config).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();

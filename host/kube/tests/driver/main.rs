@@ -1,0 +1,85 @@
+//! The driver between a kubelet, an agent and an API server of the tests' own.
+
+mod agent;
+#[path = "../extender/api.rs"]
+#[allow(dead_code)]
+mod api;
+mod folder;
+mod kubelet;
+mod mbps;
+mod plugin;
+mod process;
+
+use std::time::Duration;
+
+use rocinante_kube::Places;
+use tokio::task::JoinSet;
+
+use self::agent::{Agent, socket};
+use self::api::Api;
+use self::folder::Folder;
+use self::kubelet::Kubelet;
+
+/// The bound of events that have to happen, however busy the machine is.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often drivers in this process look.
+const PERIOD: Duration = Duration::from_millis(10);
+/// Devices of a driver.
+const DEVICES: u32 = 8;
+
+/// A node: its folders, its kubelet, and the API server.
+struct Node {
+    folder: Folder,
+    kubelet: Kubelet,
+    api: Api,
+}
+
+impl Node {
+    async fn new() -> Self {
+        Self::with_latency(Duration::ZERO).await
+    }
+
+    /// One whose API server takes this time for each request.
+    async fn with_latency(latency: Duration) -> Self {
+        let (folder, api) = (Folder::new(), Api::start(latency).await);
+        let kubelet = Kubelet::new(&folder.at("kubelet"));
+        std::fs::create_dir(folder.at("cdi")).unwrap();
+        api.write_config(&folder.at("config.json"));
+        api.add_bare_node("n1");
+        Self { folder, kubelet, api }
+    }
+
+    fn agent(&self, rates: &[u64]) -> Agent {
+        Agent::start(&socket(&self.folder), rates)
+    }
+
+    /// A driver in this process. It ends with the value.
+    fn driver(&self) -> JoinSet<()> {
+        let places = Places {
+            node: "n1".into(),
+            agent: socket(&self.folder),
+            kubelet: self.folder.at("kubelet"),
+            cdi: self.folder.at("cdi"),
+        };
+        let mut task = JoinSet::new();
+        task.spawn(rocinante_kube::driver(self.api.client(), places, DEVICES, PERIOD));
+        task
+    }
+
+    /// Waits until the kubelet has this many devices that are healthy, of all.
+    async fn has_healthy(&self, count: usize) {
+        let all = DEVICES as usize;
+        let what = format!("{count} of {all} devices are healthy");
+        until(&what, async || self.kubelet.count() == (count, all - count)).await;
+    }
+}
+
+/// Waits for an event that has no other announcement.
+async fn until(what: &str, mut happened: impl AsyncFnMut() -> bool) {
+    let waited = tokio::time::timeout(PATIENCE, async {
+        while !happened().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    waited.await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"));
+}
