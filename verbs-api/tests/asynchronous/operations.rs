@@ -341,6 +341,10 @@ fn a_buffer_that_panics_when_it_is_freed_stops_no_device() {
         let allocate = || a.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
         let (theirs, written) = (region(&b.mr), Arc::new(AtomicBool::new(false)));
         let is_written = written.clone();
+        let bad = [(); 2].map(|()| qp.write(Bad(allocate()), theirs));
+        let good = qp.write(allocate(), theirs);
+        // While they are in flight: this thread would free what is complete.
+        drop(bad);
         let driver = std::thread::spawn(move || {
             while !is_written.load(Ordering::SeqCst) {
                 b.ctx.progress();
@@ -348,9 +352,6 @@ fn a_buffer_that_panics_when_it_is_freed_stops_no_device() {
             }
             b
         });
-        let bad = [(); 2].map(|()| qp.write(Bad(allocate()), theirs));
-        let good = qp.write(allocate(), theirs);
-        drop(bad);
         let (result, _) = good.await;
         written.store(true, Ordering::SeqCst);
         drop(driver.join().unwrap());
