@@ -79,6 +79,30 @@ fn whoever_waits_is_woken<F: Future>(
     })
 }
 
+/// Tasks that poll one thing by calls that keep no future, in turn: `happen` does what each of them
+/// waits for, and wakes each once.
+fn whoever_polls_is_woken<T>(
+    what: &str,
+    poll: impl Fn(&mut Context<'_>) -> Poll<T>,
+    happen: impl FnOnce(),
+) {
+    let tasks = [(); 3].map(|()| Task::new());
+    for task in [&tasks[..2], &tasks[..]].concat() {
+        let waker = Waker::from(task);
+        assert!(poll(&mut Context::from_waker(&waker)).is_pending(), "{what}: it is ready already");
+    }
+    // One that has gone on to something else is woken for nothing.
+    let [.., gone] = &tasks;
+    happen();
+    for task in &tasks {
+        assert_eq!(task.0.load(Ordering::SeqCst), 1, "{what}: a task sleeps, or is woken twice");
+        if !Arc::ptr_eq(task, gone) {
+            let waker = Waker::from(task.clone());
+            assert!(poll(&mut Context::from_waker(&waker)).is_ready(), "{what}: one is lost");
+        }
+    }
+}
+
 /// Both sides send and receive what there is.
 fn drive(sides: &[Side; 2]) {
     for _ in 0..4 {
@@ -157,6 +181,7 @@ fn completions() {
     assert_eq!(wc.wr_id, 2);
     let two = whoever_waits_is_woken("next", || a.cq.next(), || complete(&[3, 4]));
     assert_eq!(two.map(|wc| wc.unwrap().wr_id), [3, 4]);
+    whoever_polls_is_woken("poll_next", |cx| a.cq.poll_next(cx), || complete(&[5, 6]));
 }
 
 /// A queue of the channel with a queue pair that writes to b.
@@ -187,6 +212,7 @@ fn events_of_channels() {
     assert!(the_last_task_is_woken("poll_event", event, || complete(1)).unwrap() == queues[0].0);
     let two = whoever_waits_is_woken("events", || channel.event(), || complete(2));
     assert_eq!(two.map(Result::unwrap), queues.each_ref().map(|(cq, _)| cq.clone()));
+    whoever_polls_is_woken("poll_event", |cx| channel.poll_event(cx), || complete(2));
 }
 
 #[test]
@@ -211,6 +237,8 @@ fn events_of_devices() {
     while a.ctx.poll_async_event().is_some() {}
     let two = whoever_waits_is_woken("events", || a.ctx.async_event(), overflow);
     assert_eq!(two.iter().flatten().filter(|event| of_queue(event)).count(), 1);
+    while a.ctx.poll_async_event().is_some() {}
+    whoever_polls_is_woken("poll_event", |cx| a.ctx.poll_event(cx), overflow);
 }
 
 const SERVER: SocketAddr = SocketAddr::new(ADDRESSES[1], 7471);
@@ -236,6 +264,7 @@ fn requests_and_connections() {
     let both = whoever_waits_is_woken("requests", || listener.accept(), || asks(2));
     assert!(both.iter().all(Result::is_ok));
     drop(both);
+    whoever_polls_is_woken("poll_accept", |cx| listener.poll_accept(cx), || asks(2));
     // Two that connect at one time: each has news of its own, on either side.
     drive(&sides);
     let (first, other) = (asked.remove(0), asked.remove(0));
@@ -262,7 +291,8 @@ fn requests_and_connections() {
 /// The end of connections: of a first, and of a second that two tasks wait for.
 fn ends(sides: &[Side; 2], listener: &Listener, [here, there]: [Connection; 2]) {
     let [a, b] = sides;
-    the_last_task_is_woken("disconnected", there.disconnected(), || {
+    let polls = |cx: &mut Context<'_>| there.poll_disconnected(cx);
+    whoever_polls_is_woken("poll_disconnected", polls, || {
         here.disconnect().unwrap();
         b.ctx.progress();
     });
@@ -328,6 +358,7 @@ fn datagrams() {
     let two = whoever_waits_is_woken("requests", || listener.accept(), || asks(2));
     assert!(two.iter().all(Result::is_ok));
     drop(two);
+    whoever_polls_is_woken("poll_accept", |cx| listener.poll_accept(cx), || asks(2));
     let (one, other) = (asked.remove(0), asked.remove(0));
     let service = the_last_task_is_woken("a service", one, || {
         first.accept(&qp, b"").unwrap();
