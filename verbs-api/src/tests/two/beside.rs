@@ -213,6 +213,51 @@ fn a_refused_change_leaves_requests_and_completions() {
     }
 }
 
+/// A queue pair that is reset has all the room of its queues, whether its requests were posted
+/// while another thread had the device or not.
+#[test]
+fn a_queue_pair_that_is_reset_has_all_of_its_room() {
+    let [a, b] = &sides(&SimNet::new(1), false);
+    let qp = a.pd.qp(&a.cq, &a.cq).max_send_wr(2).max_recv_wr(3).build_reset().unwrap();
+    let to = b.qp();
+    let path = Some(PeerPath::new(ip(2)));
+    let psn = Some(Psn::new(7));
+    let rtr = QpAttr {
+        state: Some(QpState::Rtr),
+        path_mtu: Some(Mtu::Mtu256),
+        dest_qpn: Some(to.endpoint().qpn),
+        rq_psn: psn,
+        max_dest_rd_atomic: Some(1),
+        min_rnr_timer: Some(12),
+        ..QpAttr::default()
+    };
+    let rts = QpAttr {
+        state: Some(QpState::Rts),
+        sq_psn: psn,
+        timeout: Some(14),
+        retry_cnt: Some(7),
+        rnr_retry: Some(7),
+        max_rd_atomic: Some(1),
+        ..QpAttr::default()
+    };
+    for round in 0..6 {
+        qp.modify(&ModifyAttr::init(Access::ALL)).unwrap();
+        qp.modify(&ModifyAttr { attr: rtr, path }).unwrap();
+        qp.modify(&ModifyAttr { attr: rts, path: None }).unwrap();
+        let held = (round % 2 == 1).then(|| soft(&a.ctx).shards.first().hold());
+        let receive = || qp.post_recv(&[RecvWr { wr_id: 1, sges: &[] }]).map_err(|it| it.error);
+        let send = || qp.post(SendWr::send(b""));
+        let fits = |post: &dyn Fn() -> Result<(), PostError>| {
+            (0..9).take_while(|_| post().is_ok()).count()
+        };
+        assert_eq!((fits(&receive), fits(&send)), (3, 2), "{round}");
+        assert_eq!((receive(), send()), (Err(PostError::Full), Err(PostError::Full)));
+        drop(held);
+        qp.modify(&ModifyAttr::state(QpState::Reset)).unwrap();
+        assert!(a.cq.poll_one().unwrap().is_none(), "nothing completes");
+    }
+}
+
 /// Receives that were posted before a connection is refused are there for the next one.
 #[test]
 fn a_refused_connection_leaves_the_receives() {

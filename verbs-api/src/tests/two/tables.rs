@@ -126,6 +126,34 @@ fn a_path_that_is_used_is_not_idle() {
     assert_eq!((shard.tidy_cm_paths(at(5499)), shard.cm_owners.ways.count()), (None, 0));
 }
 
+/// More ways than QP1 has paths for: a new one takes the place of the one used longest ago.
+#[test]
+fn a_path_too_many_takes_the_place_of_the_one_used_longest_ago() {
+    let ctx = device(&SimNet::new(1), &[1], false);
+    let mut shard = soft(&ctx).cm_core().hold();
+    let start = shard.now();
+    // As often as a path may be made.
+    let at = |nth: u16| Time(start.0 + u64::from(nth) * 10_000_000);
+    let way = |nth: u16| (ip(1), std::net::Ipv4Addr::from(0x0a01_0000 | u32::from(nth)).into());
+    let mut made = 0;
+    while shard.cm_owners.ways.count() == usize::from(made) {
+        // The first two are used again and again.
+        (0..made.min(2)).for_each(|used| _ = shard.cm_path(at(made), way(used)).unwrap());
+        shard.cm_path(at(made), way(made)).unwrap();
+        made += 1;
+    }
+    let max = shard.cm_owners.ways.count();
+    assert_eq!(max, usize::from(made) - 1);
+    // At one time, for as long as paths may be made.
+    let now = at(made);
+    let more = (made..).take_while(|nth| shard.cm_path(now, way(*nth)).is_ok()).count();
+    assert!((2..max - 4).contains(&more), "{more}");
+    let left = (0..made).filter(|nth| shard.cm_path(now, way(*nth)).is_ok());
+    let gone = 2..2 + 1 + u16::try_from(more).unwrap();
+    assert!(left.eq((0..made).filter(|nth| !gone.contains(nth))), "{gone:?}");
+    assert_eq!(shard.cm_owners.ways.count(), max);
+}
+
 /// Operations leave nothing where their completions are awaited, however they end.
 #[test]
 fn an_operation_that_is_over_has_no_slot() {
