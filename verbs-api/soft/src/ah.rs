@@ -126,4 +126,22 @@ mod tests {
             assert_eq!(port(one), port(one));
         }
     }
+
+    /// A group is as far away as the program says, a peer as far as the network says.
+    #[test]
+    fn the_hop_limit_is_that_of_groups_in_either_family() {
+        for (remote, is_group) in [
+            ("239.1.1.1", true),
+            ("224.0.0.1", true),
+            ("ff15::1", true),
+            ("ff02::1", true),
+            ("10.0.0.2", false),
+            ("fd00::2", false),
+            ("fe80::2", false),
+        ] {
+            let path = PeerPath { hop_limit: 9, ..PeerPath::new(remote.parse().unwrap()) };
+            let ttl = spec(path.remote, &path, 0).ttl;
+            assert_eq!(ttl, if is_group { 9 } else { 0 }, "{remote}");
+        }
+    }
 }
