@@ -1,6 +1,7 @@
 //! Publishes what a device has counted in the page that an agent hands over: its shards each when
 //! they are driven, and at the end.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use rocinante_netdev::Slots;
@@ -65,6 +66,16 @@ impl Turns {
     pub(super) fn is_due(&self, now: Time) -> bool {
         now >= self.due
     }
+
+    /// The next rows of those up to `end`, this number at most: all in turn.
+    fn rows(&mut self, end: usize, count: usize) -> Range<usize> {
+        if self.row >= end {
+            self.row = 0;
+        }
+        let rows = self.row..end.min(self.row.saturating_add(count));
+        self.row = rows.end;
+        rows
+    }
 }
 
 impl Shard {
@@ -108,12 +119,7 @@ impl Shard {
             section.counters(of_page(&all).map(|(_, _, count)| count));
             let end = host.qps.end().min(section.rows());
             section.rows_end(end);
-            if turns.row >= end {
-                turns.row = 0;
-            }
-            let rows = turns.row..end.min(turns.row.saturating_add(count));
-            turns.row = rows.end;
-            for row in rows {
+            for row in turns.rows(end, count) {
                 let qp = host.qps.get(row as u32).and_then(|qp| row_of(engine, qp.qpn()));
                 section.row(row, qp.as_ref());
             }
@@ -166,7 +172,30 @@ mod tests {
     use rocinante_netdev::handed::page::{COUNTERS, SERVICES, STATES};
     use rocinante_stack::verbs::{QpState, QpType};
 
+    use super::Turns;
     use crate::model::device::DeviceCounters;
+    use crate::tuning::pages::ROWS_EACH;
+
+    /// More queue pairs than are published at a time; their number changes in between.
+    #[test]
+    fn each_row_has_its_turn() {
+        const MANY: usize = 3 * ROWS_EACH + 1;
+        for (first, then) in [(1, 1), (ROWS_EACH, 1), (MANY, MANY), (MANY, 70), (5, MANY), (0, 7)] {
+            let mut turns = Turns::default();
+            assert_eq!(turns.rows(first, ROWS_EACH).len(), first.min(ROWS_EACH));
+            // All of them at the end of a program, from the first on.
+            let mut all = Turns::default();
+            assert_eq!(all.rows(then, usize::MAX), 0..then);
+            let mut times = vec![0; then];
+            for _ in 0..2 * then.div_ceil(ROWS_EACH) {
+                let rows = turns.rows(then, ROWS_EACH);
+                assert!(rows.len() <= ROWS_EACH);
+                rows.for_each(|row| times[row] += 1);
+            }
+            let is_fair = times.iter().all(|times| (1..=3).contains(times));
+            assert!(is_fair, "{first}, {then}: {times:?}");
+        }
+    }
 
     /// A page has numbers in the place of names.
     #[test]
