@@ -17,6 +17,8 @@ mod query;
 mod removal;
 mod resolving;
 mod table;
+#[cfg(test)]
+mod tests;
 mod words;
 
 use std::collections::HashMap;

@@ -110,7 +110,10 @@ impl Command<'_> {
             id.facts.lock().ah = held.ah(peer.ip())?;
             let way = (local.ip(), peer.ip());
             let query = opened.device.resolve(way, (service, local.port()), &private, sink);
-            held.phase = Phase::Querying(query.map_err(|error| errno(&error))?);
+            held.phase = Phase::Querying(query.map_err(|error| {
+                id.facts.lock().ah = [0; AH];
+                errno(&error)
+            })?);
             return Ok(Answer::default());
         }
         let (ack_timeout, mtu) = (held.ack_timeout(), opened.mtu());

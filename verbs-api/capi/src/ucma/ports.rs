@@ -46,7 +46,7 @@ impl Bound {
     }
 }
 
-type Key = (PortSpace, u16);
+pub(super) type Key = (PortSpace, u16);
 
 /// The ids that have each port.
 #[derive(Default)]
@@ -163,6 +163,13 @@ impl Ports {
     /// The number of ids that have a port.
     pub(super) fn count(&self) -> usize {
         self.bound.values().map(Vec::len).sum()
+    }
+
+    /// The ports of an id, for tests of what refusals leave.
+    #[cfg(test)]
+    pub(super) fn owners(&self, id: u32) -> Vec<(Key, Bound)> {
+        let all = self.bound.iter().flat_map(|(key, all)| all.iter().map(|of| (*key, *of)));
+        all.filter(|(_, of)| of.id == id).collect()
     }
 
     fn free(&mut self, space: PortSpace) -> Option<u16> {

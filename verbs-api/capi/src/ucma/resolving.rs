@@ -101,32 +101,31 @@ impl Waiting {
             Ok(false) => Err(libc::ETIMEDOUT),
             Ok(true) | Err(_) => Ok(()),
         };
-        self.settle(outcome);
+        settle(&self.it, &self.id, outcome);
         None
     }
+}
 
-    /// The end of the question of an id, unless it is destroyed or its device gone.
-    fn settle(&self, outcome: Result<(), i32>) {
-        let id = &self.id;
-        let mut held = id.held.lock();
-        let Phase::AddrQuery(earlier) = &mut held.phase else { return };
-        let earlier = std::mem::take(earlier);
-        match outcome {
-            Ok(()) => {
-                held.phase = Phase::AddrResolved;
-                id.tell(Kind::AddrResolved, 0, Param::default());
+/// The end of the question of an id, unless it is destroyed or its device gone.
+pub(super) fn settle(it: &Weak<Ucma>, id: &Arc<Id>, outcome: Result<(), i32>) {
+    let mut held = id.held.lock();
+    let Phase::AddrQuery(earlier) = &mut held.phase else { return };
+    let earlier = std::mem::take(earlier);
+    match outcome {
+        Ok(()) => {
+            held.phase = Phase::AddrResolved;
+            id.tell(Kind::AddrResolved, 0, Param::default());
+        }
+        Err(errno) => {
+            held.phase = Phase::Bound;
+            let Earlier { local, found, opened } = earlier;
+            (held.local, held.found, held.opened) = (local, found, opened);
+            if held.has_port
+                && let (Some(local), Some(it)) = (local, it.upgrade())
+            {
+                let _ = it.ports.lock().change(id.space, &held.bound(id, local));
             }
-            Err(errno) => {
-                held.phase = Phase::Bound;
-                let Earlier { local, found, opened } = earlier;
-                (held.local, held.found, held.opened) = (local, found, opened);
-                if held.has_port
-                    && let (Some(local), Some(it)) = (local, self.it.upgrade())
-                {
-                    let _ = it.ports.lock().change(id.space, &held.bound(id, local));
-                }
-                id.tell(Kind::AddrError, -errno, Param::default());
-            }
+            id.tell(Kind::AddrError, -errno, Param::default());
         }
     }
 }
