@@ -107,7 +107,7 @@ impl Inner {
     }
 
     /// Notes a port that an earlier agent handed over, as it was written.
-    fn take_up(&mut self, host_end: u32, port: &KnownPort, own: &Own) -> Option<PortId> {
+    pub(super) fn take_up(&mut self, host_end: u32, port: &KnownPort, own: &Own) -> Option<PortId> {
         let container = self.containers.get_mut(&host_end)?;
         if container.namespace == own.network().inode() {
             return None;

@@ -273,10 +273,31 @@ fn programs_that_come_back_have_places_of_their_own() {
     let mut all = [1, 2].map(|key| (key, world.joins(3, key)));
     for (_, it) in &all {
         it.account.charge(&[1, 2, 0]).expect("no limit");
-        it.counts("eth0", 1);
     }
-    for round in 0..2 {
-        world.restarts(round == 0);
+    // An agent that ended, or was killed, had read their pages or had not, or they had not
+    // published anything to it.
+    for (round, (publish, is_read, is_killed)) in [
+        (false, false, true),
+        (true, false, true),
+        (true, true, true),
+        (true, true, true),
+        (true, false, false),
+        (true, false, false),
+        (false, false, false),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        if publish {
+            all.iter().for_each(|(_, it)| it.counts("eth0", 1));
+        }
+        if is_read {
+            world.counts();
+        }
+        world.restarts(is_killed);
+        let known = world.pages.lock().containers.get(&3).map_or(0, |it| it.devices.len());
+        let was_known = publish && (is_read || !is_killed);
+        assert!(!was_known || known >= all.len(), "{round}: {known}");
         all = all
             .map(|(key, it)| (key, world.opens_with((3, 3), key, it.account, true).expect("room")));
         let third = world.joins(3, 9);
@@ -284,8 +305,9 @@ fn programs_that_come_back_have_places_of_their_own() {
         assert_eq!(used(&world, 3, "hca_object").1, 5, "{round}");
         world.pages.end(third.id);
         assert_eq!(used(&world, 3, "hca_object").1, 4, "{round}");
-        all[0].1.account.charge(&[0, 1, 0]).expect("no limit");
-        all[1].1.account.refund(&[0, 1, 0]);
+        let (one, other) = (round % 2, 1 - round % 2);
+        all[one].1.account.charge(&[0, 1, 0]).expect("no limit");
+        all[other].1.account.refund(&[0, 1, 0]);
         assert_eq!(used(&world, 3, "hca_object").1, 4, "{round}");
     }
 }

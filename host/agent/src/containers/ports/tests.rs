@@ -494,3 +494,34 @@ fn the_log_forgets_a_container_with_its_last_end() {
         assert_eq!([3, 5].map(is_known), known, "without {end}");
     }
 }
+
+/// The next agent counts what an earlier one handed over, as that has written it, before it finds
+/// the processes that hold it; and what it writes itself is the same.
+#[test]
+fn ports_of_an_earlier_agent_count_as_before() {
+    let own = crate::asker::Own::new().expect("/proc");
+    let config = Config { ports_max: 3, ..Config::default() };
+    let earlier = World::new("taken-up-before", &config);
+    for (shards, backend) in [(2, Backend::Packet), (1, Backend::Xdp)] {
+        let room = earlier.reserve(3, &request(shards as usize)).expect("room");
+        fill(room, shards, backend).expect("it is there");
+    }
+    let written = |world: &World| {
+        let inner = world.containers.lock();
+        inner.containers[&3].ports.values().map(KnownPort::from).collect::<Vec<_>>()
+    };
+    let next = World::new("taken-up", &config);
+    for port in &written(&earlier) {
+        next.containers.lock().take_up(3, port, &own).expect("it is known");
+    }
+    assert_eq!(written(&next), written(&earlier));
+    assert_eq!(
+        (next.held(), next.containers.totals()),
+        (earlier.held(), earlier.containers.totals())
+    );
+    for world in [earlier, next] {
+        assert_eq!(world.reserve(3, &request(1)).expect_err("no room").code, Code::Busy);
+        let has_xdp = world.containers.lock().containers[&3].ports.values().any(Port::is_xdp);
+        assert!(has_xdp);
+    }
+}
