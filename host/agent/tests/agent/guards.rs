@@ -128,6 +128,20 @@ fn one_container_has_few_guardians_and_they_end() {
     assert_eq!(guardians.started().len(), AT_ONCE_MAX + 1);
 }
 
+/// Programs that stay, more than may ask at one time: each is listened to for as long as it lives.
+#[test]
+fn as_many_programs_are_kept_as_there_is_room_for() {
+    const PROGRAMS: usize = 400;
+    let mut host = host_or_skip!("guards::as_many_programs_are_kept", 1);
+    let (guardians, before) = Hanging::start(&mut host, 1000);
+    let mut asker = host.asker(0);
+    assert_eq!(asker.tell(&format!("leave {PROGRAMS} 1")), format!("connected {PROGRAMS}"));
+    Hanging::kept(&host, before, PROGRAMS * (3 + 4));
+    assert_eq!(guardians.logged("no descriptors are left"), 0);
+    // No guardian is to start.
+    host.kill();
+}
+
 /// Sockets whose close waits for a peer that does not read.
 #[test]
 fn one_container_sends_what_cannot_be_closed_and_others_are_served() {

@@ -2,7 +2,7 @@
 
 use rocinante_lab::Container;
 
-use crate::asker::Asker;
+use crate::asker::{Asker, eventually};
 use crate::lab::host_or_skip;
 
 #[test]
@@ -31,6 +31,18 @@ fn each_event_of_a_container_is_a_line() {
     let forged = host.dropped(0)[3];
     host.terminate();
     host.logged(&["dropped forged frames", "container=\"veth0\"", &format!("ipv6 {forged}")]);
+    // The next agents count on: what one has told is told no more.
+    for (more, told) in [(0, 1), (7, 2), (0, 2)] {
+        host.start();
+        let before = host.dropped(0)[3];
+        host.forge(0, &mut asker, more);
+        eventually("they are dropped", || host.dropped(0)[3] == before + more);
+        host.terminate();
+        let log = host.log();
+        let sums: Vec<_> = log.iter().filter(|it| it.contains("dropped forged frames")).collect();
+        assert_eq!(sums.len(), told, "{sums:?}");
+        assert!(told == 1 || sums[1].contains("ipv6 7"), "{sums:?}");
+    }
 }
 
 #[test]
