@@ -2,9 +2,9 @@
 
 use crate::error::{LabError, Result};
 use crate::tool;
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::wait::waitpid;
-use nix::unistd::Pid;
+use nix::unistd::{Pid, getpgrp, getpid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::{self, Read};
@@ -19,7 +19,8 @@ const PARENT_VARIABLE: &str = "ROCINANTE_PARENT_PID";
 /// Children that are not reaped yet. Their process ids are still valid.
 static CHILDREN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
-/// A child process that is killed when this is dropped.
+/// A child process that is killed when this is dropped, with the process group that it leads, if
+/// any.
 #[derive(Debug)]
 pub struct ChildGuard {
     child: Child,
@@ -166,8 +167,9 @@ fn end_with_children(code: i32) {
     std::process::exit(code);
 }
 
-/// In a process that a [`ChildGuard`] started: ends this process soon after its parent has ended,
-/// even by `kill -9`. Does nothing in other processes.
+/// In a process that a [`ChildGuard`] started: ends this process, and the process group that it
+/// leads, if any, soon after its parent has ended, even by `kill -9`. Does nothing in other
+/// processes.
 pub fn exit_with_parent() {
     let Some(parent) = std::env::var(PARENT_VARIABLE).ok().and_then(|pid| pid.parse::<u32>().ok())
     else {
@@ -177,6 +179,9 @@ pub fn exit_with_parent() {
         while std::os::unix::process::parent_id() == parent {
             std::thread::sleep(Duration::from_millis(200));
         }
+        if getpgrp() == getpid() {
+            let _ = killpg(getpgrp(), Signal::SIGKILL);
+        }
         std::process::exit(131);
     });
 }
@@ -185,9 +190,14 @@ fn registry() -> MutexGuard<'static, Vec<u32>> {
     CHILDREN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Sends a signal to a child that is not reaped. SIGKILL also ends the group that it leads, if any.
 fn send(pid: u32, signal: Signal) {
+    let pid = pid.cast_signed();
     // The child may have ended already: then there is nothing to do.
-    let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
+    let _ = kill(Pid::from_raw(pid), signal);
+    if signal == Signal::SIGKILL {
+        let _ = kill(Pid::from_raw(-pid), signal);
+    }
 }
 
 /// The result of `work` on a thread of its own.
@@ -206,6 +216,7 @@ fn drain(mut pipe: impl Read) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::process::CommandExt as _;
     use std::process::Stdio;
 
     fn sleeper() -> ChildGuard {
@@ -232,6 +243,21 @@ mod tests {
         let error = child.wait(Duration::from_millis(20)).unwrap_err();
         assert!(matches!(error, LabError::Timeout { .. }), "{error}");
         assert!(!is_alive(child.id()));
+    }
+
+    #[test]
+    fn the_group_that_a_child_leads_ends_with_it() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 60 & echo $!; wait"]).process_group(0).stdout(Stdio::piped());
+        let mut child = ChildGuard::spawn(&mut command).unwrap();
+        let mut line = String::new();
+        let pipe = child.child_mut().stdout.take().unwrap();
+        let mut pipe = io::BufReader::new(pipe);
+        io::BufRead::read_line(&mut pipe, &mut line).unwrap();
+        assert!(is_alive(line.trim().parse().unwrap()));
+        drop(child);
+        // The pipe ends with the last process that has it.
+        assert_eq!(pipe.read_to_end(&mut Vec::new()).unwrap(), 0);
     }
 
     #[test]
