@@ -33,9 +33,10 @@ use crate::workers::PlaceArgs;
 /// --resume, which takes only rows of the same version, machine and settings, measured while the
 /// machine was as quiet or as busy as now.
 ///
-/// Everything is measured between containers behind a bridge, which are network namespaces, or on
-/// two hosts with VXLAN between them. A mode that cannot be had stays in the report, with the
-/// reason.
+/// Everything is measured between containers behind a bridge, which are network namespaces or
+/// podman's, on two hosts with VXLAN between them, or in one namespace. Unmodified programs run by
+/// `rocinante`, which is beside this program. A mode that cannot be had stays in the report, with
+/// the reason.
 ///
 /// Exit status: 0 if something was measured, 1 if nothing could be, 2 if the command line makes no
 /// sense.

@@ -2,11 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rocinante_tests::running::PATIENCE;
+use rocinante_tests::harness::wait_until;
+use rocinante_tests::running::{PATIENCE, install, install_script};
 use rocinante_tests::{
-    require_ethtool, require_lab, require_machine_root, require_nft, require_tc, require_vxlan,
+    require_ethtool, require_lab, require_machine_root, require_nft, require_program, require_tc,
+    require_vxlan,
 };
 use serde_json::Value;
 
@@ -189,17 +192,8 @@ fn what_ends_a_connection_is_seen_by_its_sender() {
 fn a_restarted_agent_disturbs_no_connection() {
     require_lab!();
     require_machine_root!();
-    let (dir, programs) = (Dir::new("agent"), Dir::new("programs"));
-    std::fs::create_dir(&programs.0).unwrap();
-    for (program, name) in [
-        (env!("CARGO_BIN_EXE_rocinante-bench-under-test"), "rocinante-bench"),
-        (env!("CARGO_BIN_EXE_rocinante-agent-under-test"), "rocinante-agent"),
-    ] {
-        let at = programs.0.join(name);
-        std::fs::hard_link(program, &at)
-            .or_else(|_| std::fs::copy(program, &at).map(drop))
-            .unwrap();
-    }
+    let agent = Path::new(env!("CARGO_BIN_EXE_rocinante-agent-under-test"));
+    let (dir, programs) = (Dir::new("agent"), programs("programs", &[(agent, "rocinante-agent")]));
     let line = "evaluate --quick --patient --only failure --modes packet-agent --report";
     let bench = programs.0.join("rocinante-bench");
     let mut study = command(bench.to_str().unwrap(), words(line));
@@ -208,6 +202,164 @@ fn a_restarted_agent_disturbs_no_connection() {
     let restarted = dir.figures("failure", "packet-agent", 2);
     assert_eq!(number(&restarted, "errors"), 0.0, "{restarted}");
     assert!(number(&restarted, "stall_ms") > 0.0 && number(&restarted, "again_ms") > 0.0);
+}
+
+/// A directory of programs, with `rocinante-bench` in it.
+fn programs(name: &str, more: &[(&Path, &str)]) -> Dir {
+    let dir = Dir::new(name);
+    std::fs::create_dir(&dir.0).unwrap();
+    let bench = Path::new(env!("CARGO_BIN_EXE_rocinante-bench-under-test"));
+    for (program, name) in [(bench, "rocinante-bench")].iter().chain(more) {
+        install(program, &dir.0.join(name), 0o755);
+    }
+    dir
+}
+
+/// A study by the program of such a directory.
+fn study(programs: &Dir, modes: &str, dir: &Dir) -> Command {
+    let line = format!("--quick --patient --only size --modes {modes} --report");
+    let mut study = command(programs.0.join("rocinante-bench").to_str().unwrap(), ["evaluate"]);
+    study.args(line.split(' ')).arg(&dir.0);
+    study
+}
+
+/// Programs of others print figures of all that they are asked for.
+#[test]
+fn unmodified_programs_are_measured() {
+    require_lab!();
+    require_program!("ib_write_bw");
+    require_program!("ucx_perftest");
+    // Cargo builds them beside this program.
+    let built = |name| std::env::current_exe().unwrap().with_file_name(name);
+    let programs = programs(
+        "unmodified-programs",
+        &[
+            (Path::new(env!("CARGO_BIN_EXE_rocinante-under-test")), "rocinante"),
+            (&built("librocinante_ibverbs.so"), "libibverbs.so.1"),
+            (&built("librocinante_paths.so"), "librocinante_paths.so"),
+        ],
+    );
+    let dir = Dir::new("unmodified");
+    let mut study = study(&programs, "perftest-udp,ucx-udp,bare-udp", &dir);
+    Running::start(&mut study).finish_within(Duration::from_secs(300)).succeeded();
+    for (mode, size, names) in [
+        ("perftest-udp", 64, &["p50_us", "p999_us", "p99_us"][..]),
+        ("perftest-udp", 1 << 20, &["read_gbps", "send_gbps", "write_gbps"]),
+        ("ucx-udp", 64, &["p50_us"]),
+        ("ucx-udp", 1 << 20, &["send_gbps"]),
+    ] {
+        let figures = dir.figures("size", mode, size);
+        let has: Vec<&str> = figures.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(has, names, "{mode}");
+        assert!(names.iter().all(|name| number(&figures, name) > 0.0), "{mode}: {figures}");
+    }
+    assert!(number(&dir.figures("size", "bare-udp", 1 << 20), "write_gbps") > 0.0);
+    let report = dir.read("report.md");
+    assert!(report.contains("| perftest-udp | unmodified perftest"), "{report}");
+}
+
+/// A program that plays `rocinante run`, by the name of the program and the test.
+const ACTOR: &str = "#!/bin/sh
+case \"$*\" in
+    *ib_write_lat*)
+        echo ' #bytes #iterations t_min[usec] t_max[usec] t_typical[usec] t_avg[usec] \
+t_stdev[usec] 99% percentile[usec] 99.9% percentile[usec]'
+        echo ' 64 3000 1 9 -3 4 1 8 9';;
+    *ib_write_bw*) echo 'it works' >&2; kill -9 $$;;
+    *tag_lat*) echo 'iterations,50.0_percentile_lat,avg_lat'; echo ' 3000,NaN,1';;
+    *tag_bw*) echo 'iterations,50.0_perc';;
+esac
+";
+
+/// Programs that are not there, die, lie, or print half of it leave a row with the reason.
+#[test]
+fn programs_that_fail_say_why() {
+    require_lab!();
+    let tools = Dir::new("actors-tools");
+    std::fs::create_dir(&tools.0).unwrap();
+    let path = std::env::var_os("PATH").unwrap();
+    let ip = std::env::split_paths(&path).map(|at| at.join("ip")).find(|at| at.exists());
+    std::os::unix::fs::symlink(ip.expect("the lab has it"), tools.0.join("ip")).unwrap();
+    let programs = programs("actors", &[]);
+    let reasons = |modes: &str| {
+        let dir = Dir::new("actors-study");
+        let mut study = study(&programs, modes, &dir);
+        study.env("PATH", &tools.0);
+        let done = Running::start(&mut study).finish_within(Duration::from_secs(120));
+        done.failed(1, &["nothing was measured"]);
+        let rows = dir.rows();
+        let reason = |(key, row): (&String, &String)| {
+            let row: Value = serde_json::from_str(row).unwrap();
+            (key.clone(), row["missing"].as_str().unwrap().to_owned())
+        };
+        rows.iter().map(reason).collect::<BTreeMap<_, _>>()
+    };
+    let of = |reasons: &BTreeMap<String, String>, mode: &str, size: u64, words: &[&str]| {
+        let why = &reasons[&format!("\"size\" {mode:?} {size} 1")];
+        assert!(words.iter().all(|word| why.contains(word)), "{mode}, {size}: {why}");
+    };
+    let why = reasons("perftest-udp,ucx-udp,podman-udp");
+    of(&why, "perftest-udp", 64, &["ib_write_lat", "install perftest"]);
+    of(&why, "perftest-udp", 1 << 20, &["ib_write_bw, ib_send_bw, ib_read_bw"]);
+    of(&why, "ucx-udp", 64, &["ucx_perftest", "install ucx-utils"]);
+    of(&why, "podman-udp", 64, &["not found in PATH: podman"]);
+    for name in ["ib_write_lat", "ib_write_bw", "ucx_perftest"] {
+        std::fs::write(tools.0.join(name), "").unwrap();
+    }
+    of(&reasons("ucx-udp"), "ucx-udp", 64, &["rocinante is not there: cargo build"]);
+    install_script(ACTOR, &programs.0.join("rocinante"), 0o755);
+    let why = reasons("perftest-udp,ucx-udp");
+    of(&why, "perftest-udp", 64, &["ib_write_lat: figures that cannot be", "64 3000 1 9 -3"]);
+    of(&why, "perftest-udp", 1 << 20, &["ib_write_bw: exit status: 1: it works", "signal: 9"]);
+    of(&why, "ucx-udp", 64, &["ucx_perftest: figures that cannot be", "3000,NaN,1"]);
+    of(&why, "ucx-udp", 1 << 20, &["ucx_perftest: no figures: iterations,50.0_perc"]);
+}
+
+/// Programs that run, and what they have started, do not outlive a study that is killed.
+#[test]
+fn programs_end_with_a_study_that_is_killed() {
+    require_lab!();
+    require_program!("ucx_perftest");
+    let (programs, dir) = (programs("outlived", &[]), Dir::new("outlived-study"));
+    let pids = |dir: &Dir| {
+        let text = std::fs::read_to_string(dir.0.join("pids")).unwrap_or_default();
+        text.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let script = format!(
+        "#!/bin/sh\nsleep 600 &\necho $! >> {0}/pids; echo $$ >> {0}/pids; wait\n",
+        programs.0.display()
+    );
+    install_script(script, &programs.0.join("rocinante"), 0o755);
+    let mut study = Running::start(&mut study(&programs, "ucx-udp", &dir));
+    wait_until("both sides run", || pids(&programs).len() == 4);
+    study.child.kill();
+    let live = |pid: &String| Path::new("/proc").join(pid).exists();
+    wait_until("all have ended", || !pids(&programs).iter().any(live));
+}
+
+/// A container of podman is measured like a process, and nothing of it is left.
+#[test]
+fn containers_of_podman_are_measured() {
+    require_lab!();
+    require_machine_root!();
+    require_program!("podman");
+    let (programs, dir) = (programs("podman", &[]), Dir::new("podman-study"));
+    let mut study = study(&programs, "podman-udp", &dir);
+    study.args(["--only", "start"]);
+    Running::start(&mut study).finish_within(Duration::from_secs(300)).succeeded();
+    let start = dir.figures("start", "podman-udp", 4);
+    assert_eq!((number(&start, "got_udp"), number(&start, "lost")), (4.0, 0.0), "{start}");
+    assert!(number(&dir.figures("size", "podman-udp", 1 << 20), "write_gbps") > 0.0);
+    let bench = programs.0.join("rocinante-bench");
+    let of_it = || {
+        let all = std::fs::read_dir("/proc").unwrap().flatten();
+        all.filter(|entry| {
+            std::fs::read(entry.path().join("cmdline"))
+                .is_ok_and(|line| String::from_utf8_lossy(&line).contains(bench.to_str().unwrap()))
+        })
+        .count()
+    };
+    wait_until("all processes have ended", || of_it() == 0);
 }
 
 /// Each program has its backend, each control its verdict, and figures agree with each other.

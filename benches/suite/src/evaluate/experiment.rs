@@ -94,7 +94,8 @@ impl Experiment {
         match self {
             Self::Size => {
                 "Throughput of WRITE, SEND and READ, and half the round trip of a WRITE. TCP has \
-                 its stream in the place of WRITEs."
+                 its stream in the place of WRITEs, UCX tagged messages in that of SENDs and of \
+                 the round trip."
             }
             Self::Scale => {
                 "Pairs of containers that send at once, 64 KiB each time, all sleeping for \
@@ -127,7 +128,8 @@ impl Experiment {
             Self::Start => {
                 "Programs that start at once, each in a container of its own, in pairs. first \
                  byte: from the start of the first program until a pair has moved a message. \
-                 attach: opening the device. The backends are those that the programs got. With \
+                 attach: opening the device. With podman each is in a \
+                 container that starts then. The backends are those that the programs got. With \
                  the fewest programs also: from making two containers and their host to the first \
                  byte; connections that are made and ended, 32 at a time (TCP: one at a time); \
                  1,000 held at once."
@@ -196,9 +198,11 @@ impl Experiment {
     /// Whether it has this mode. Many processes that spin would measure the scheduler.
     pub(super) fn has(self, mode: &Mode) -> bool {
         let spins = matches!(mode.carrier, Carrier::Tcp { spin: true } | Carrier::Iperf3);
-        let of_containers = mode.link == BRIDGE && !mode.is_kernel() && !spins;
+        let is_ours = !mode.is_kernel() && !mode.is_programs() && !mode.is_contained();
+        let of_containers = mode.link == BRIDGE && is_ours && !spins;
         match self {
             Self::Size => true,
+            Self::Start if mode.is_contained() => true,
             Self::Scale
             | Self::ManyToOne
             | Self::Isolation
@@ -209,7 +213,10 @@ impl Experiment {
             Self::Rate => of_containers || mode.is_kernel(),
             // The agent's ports send the same packets.
             Self::Pressure => of_containers && !mode.is_handed(),
-            Self::Load => !matches!(mode.carrier, Carrier::Tcp { spin: false } | Carrier::Iperf3),
+            Self::Load => {
+                let sleeps = matches!(mode.carrier, Carrier::Tcp { spin: false } | Carrier::Iperf3);
+                (is_ours || mode.is_kernel()) && !sleeps
+            }
         }
     }
 }

@@ -83,11 +83,11 @@ const SMALL: Option<u64> = Some(64);
 const LARGE: Option<u64> = Some(1 << 20);
 
 fn on_one_host(mode: &Mode) -> bool {
-    mode.link == Link::Plain
+    mode.link == Link::Plain && !mode.is_programs()
 }
 
 fn without_rights(mode: &Mode) -> bool {
-    on_one_host(mode) && (mode.is_handed() || mode.is_tcp() || mode.name == "udp")
+    on_one_host(mode) && (mode.is_handed() || mode.is_tcp() || mode.name.ends_with("udp"))
 }
 
 /// The table behind the report's first page. In each line the best mode wins, and those within

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::experiment::{Event, Experiment, RULES, VERDICTS};
-use crate::workers::{Link, Provider};
+use crate::workers::{Link, Provider, Suite};
 
 /// The way in which the two sides of a measurement reach each other.
 #[derive(Debug, PartialEq)]
@@ -18,8 +18,12 @@ pub(super) struct Mode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Carrier {
     Verbs(Provider),
-    Tcp { spin: bool },
+    Tcp {
+        spin: bool,
+    },
     Iperf3,
+    /// Unmodified programs by `rocinante run`, on a backend.
+    Programs(Suite, Provider),
 }
 
 /// The plain link of a study is a veth of each container, and the bridge between them.
@@ -30,7 +34,7 @@ const fn mode(name: &'static str, carrier: Carrier, link: Link, about: &'static 
 }
 
 /// All modes.
-pub(super) static MODES: [Mode; 12] = [
+pub(super) static MODES: [Mode; 20] = [
     mode("udp", Carrier::Verbs(Provider::Udp), BRIDGE, "UDP sockets, needs no rights"),
     mode("packet", Carrier::Verbs(Provider::Packet), BRIDGE, "AF_PACKET, needs CAP_NET_RAW"),
     mode(
@@ -57,6 +61,49 @@ pub(super) static MODES: [Mode; 12] = [
     mode("vxlan-udp", Carrier::Verbs(Provider::Udp), Link::Vxlan, "udp, two hosts, VXLAN"),
     mode("vxlan-packet", Carrier::Verbs(Provider::Packet), Link::Vxlan, "packet, two hosts, VXLAN"),
     mode("vxlan-tcp", Carrier::Tcp { spin: true }, Link::Vxlan, "tcp-spin, two hosts, VXLAN"),
+    mode("bare-udp", Carrier::Verbs(Provider::Udp), Link::Loopback, "udp, one namespace for both"),
+    mode(
+        "bare-packet",
+        Carrier::Verbs(Provider::Packet),
+        Link::Loopback,
+        "packet, one namespace for both",
+    ),
+    mode(
+        "bare-tcp",
+        Carrier::Tcp { spin: true },
+        Link::Loopback,
+        "tcp-spin, one namespace for both",
+    ),
+    mode(
+        "podman-udp",
+        Carrier::Verbs(Provider::Contained),
+        BRIDGE,
+        "udp in containers of podman, no rights",
+    ),
+    mode(
+        "perftest-udp",
+        Carrier::Programs(Suite::Perftest, Provider::Udp),
+        BRIDGE,
+        "unmodified perftest by `rocinante run`, udp",
+    ),
+    mode(
+        "perftest-packet",
+        Carrier::Programs(Suite::Perftest, Provider::Packet),
+        BRIDGE,
+        "unmodified perftest by `rocinante run`, packet",
+    ),
+    mode(
+        "ucx-udp",
+        Carrier::Programs(Suite::Ucx, Provider::Udp),
+        BRIDGE,
+        "unmodified UCX by `rocinante run`, udp",
+    ),
+    mode(
+        "ucx-packet",
+        Carrier::Programs(Suite::Ucx, Provider::Packet),
+        BRIDGE,
+        "unmodified UCX by `rocinante run`, packet",
+    ),
     mode("kernel", Carrier::Verbs(Provider::Hw), BRIDGE, "RDMA devices of the kernel"),
 ];
 
@@ -81,6 +128,16 @@ impl Mode {
             Carrier::Verbs(provider) => provider.backend_name(),
             _ => None,
         }
+    }
+
+    /// Whether its processes are in containers of podman.
+    pub(super) const fn is_contained(&self) -> bool {
+        matches!(self.carrier, Carrier::Verbs(Provider::Contained))
+    }
+
+    /// Whether programs of others measure it.
+    pub(super) const fn is_programs(&self) -> bool {
+        matches!(self.carrier, Carrier::Programs(..))
     }
 
     /// Whether an agent opens its ports.
@@ -171,10 +228,17 @@ impl Choice {
                 let all: &[u64] = if self.quick { &[1 << 20] } else { &[4096, 65_536, 1 << 20] };
                 all.iter().map(|size| vec![*size]).collect()
             }
+            Experiment::Size if mode.is_programs() => {
+                let all: &[u64] =
+                    if self.quick { &[64, 1 << 20] } else { &[64, 4096, 65_536, 1 << 20] };
+                all.iter().map(|size| vec![*size]).collect()
+            }
             Experiment::Size => {
-                let all: Vec<u64> = match self.quick {
-                    true => vec![64, 4096, 65_536, 1 << 20],
-                    false => (1..=23).map(|shift| 1 << shift).collect(),
+                let has_few = mode.link == Link::Loopback || mode.is_contained();
+                let all: Vec<u64> = match (self.quick, has_few) {
+                    (true, true) => vec![64, 1 << 20],
+                    (true, _) | (_, true) => vec![64, 4096, 65_536, 1 << 20],
+                    _ => (1..=23).map(|shift| 1 << shift).collect(),
                 };
                 all.chunks(8).map(<[u64]>::to_vec).collect()
             }
@@ -207,6 +271,7 @@ impl Choice {
             }
             Experiment::Start => {
                 let all: &[u64] = match (self.is_short(), self.quick) {
+                    _ if mode.is_contained() => &[4],
                     (true, _) => &[20],
                     (_, true) => &[PROGRAMS_MIN, 20],
                     _ => &[PROGRAMS_MIN, 20, 100, 200],
@@ -318,11 +383,16 @@ impl Cell {
     pub(super) fn seconds(&self, quick: bool) -> f64 {
         let each = seconds(self.experiment, quick);
         let points = self.xs.len() as f64;
+        let podman = if self.mode.is_contained() { 1.0 } else { 0.0 };
         match (self.experiment, self.mode.carrier) {
             (Experiment::Size, Carrier::Iperf3) => 2.3,
-            (Experiment::Size, Carrier::Verbs(_)) => 0.5 + points * 4.0 * (each + 0.03),
+            (Experiment::Size, Carrier::Verbs(_)) => 0.2 + podman + points * 4.0 * (each + 0.03),
             (Experiment::Size, Carrier::Tcp { .. }) => 0.3 + points * 2.0 * (each + 0.05),
-            (Experiment::Isolation, _) => each + 0.5,
+            (Experiment::Size, Carrier::Programs(suite, _)) => {
+                let of = |x: &u64| 0.5 * suite.of_size(*x, quick).len() as f64;
+                self.xs.iter().map(of).sum()
+            }
+            (Experiment::Isolation, _) => each + 0.4,
             (Experiment::Starvation, _) => 2.0 * (each + 1.5),
             (Experiment::Failure, _) => {
                 let of = |x: &u64| match Event::of(*x) {
@@ -334,21 +404,22 @@ impl Cell {
             (Experiment::Start, _) => {
                 let few = self.xs.contains(&PROGRAMS_MIN);
                 let connections = if few { each + 1.5 } else { 0.0 };
-                0.3 + 0.06 * self.xs.iter().sum::<u64>() as f64 + connections
+                let program = 0.03 + podman / 2.0;
+                0.3 + program * self.xs.iter().sum::<u64>() as f64 + connections
             }
             (Experiment::Control, _) => {
                 let verdicts = if quick { 3.0 } else { 60.0 };
-                let of = |x: &u64| if *x == VERDICTS { verdicts } else { each + 0.8 };
+                let of = |x: &u64| if *x == VERDICTS { verdicts } else { each + 0.4 };
                 self.xs.iter().map(of).sum()
             }
             (Experiment::Rate, _) => {
-                let of = |qps: &u64| threads(*qps, quick).count() as f64 * (each + 0.3);
+                let of = |qps: &u64| threads(*qps, quick).count() as f64 * (each + 0.2);
                 self.xs.iter().map(of).sum()
             }
             (Experiment::Pressure, _) => points,
-            (Experiment::ManyToOne, _) => each + 0.4 + 0.04 * self.xs.iter().sum::<u64>() as f64,
+            (Experiment::ManyToOne, _) => each + 0.3 + 0.04 * self.xs.iter().sum::<u64>() as f64,
             (Experiment::Scale, _) => each + 0.5 + 0.1 * self.xs.iter().sum::<u64>() as f64,
-            (Experiment::Load, _) => 0.5 + each * (points + 1.0),
+            (Experiment::Load, _) => 0.3 + each * (points + 1.0),
         }
     }
 }

@@ -219,7 +219,15 @@ fn cells(seen: Seen<'_>, mode: &str) -> Vec<Anchor> {
         Some(format!("{} capabilities as uid {}, {filter}", caps?, uid?))
     };
     let ours = mode != "tcp-blocking";
-    let run = if ours { "unmodified programs, by `rocinante run`" } else { "no RDMA" };
+    let run = "unmodified programs, by `rocinante run`";
+    let ease = || {
+        let of = |mode: &str| {
+            let (spread, _) = seen.spread(Size, mode, 1 << 20, "write_gbps")?;
+            Some(spread.median)
+        };
+        let times = of(&format!("perftest-{mode}"))? / of(mode).filter(|own| *own > 0.0)?;
+        Some(format!("{run}: perftest's WRITEs of 1 MiB have × {}", digits(times)))
+    };
     let link = |experiment: Experiment, text: Option<String>| match text {
         Some(text) => Anchor { text, to: Some(format!("rows-{}", experiment.name())) },
         None => Anchor::none("not measured"),
@@ -237,7 +245,10 @@ fn cells(seen: Seen<'_>, mode: &str) -> Vec<Anchor> {
         } else {
             "the kernel's"
         }),
-        Anchor::none(run),
+        match ease() {
+            Some(text) => link(Size, Some(text)),
+            None => Anchor::none(if ours { run } else { "no RDMA" }),
+        },
         link(Scale, rights()),
         link(Pressure, pressure()),
     ]
@@ -290,6 +301,19 @@ mod tests {
             let control = format!("{word} of 100 Mb/s; 45 of 46 controls as documented");
             assert_eq!(of(reached), (control, pressure.to_owned()));
         }
+    }
+
+    #[test]
+    fn ease_is_of_the_rows_of_programs_where_there_are_any() {
+        let large = |mode: &str, gbps| row("size", mode, 1 << 20, &[("write_gbps", gbps)]);
+        let rows = [large("udp", 20.0), large("perftest-udp", 19.0), large("packet", 25.0)];
+        let rows = rows_of(table(Seen(&rows)));
+        let cell = |mode: &str| rows.iter().find(|row| row[0].text == mode).unwrap()[10].clone();
+        let run = "unmodified programs, by `rocinante run`";
+        let text = format!("{run}: perftest's WRITEs of 1 MiB have × 0.950");
+        assert_eq!(cell("udp"), Anchor { text, to: Some("rows-size".into()) });
+        assert_eq!(cell("packet"), Anchor::none(run));
+        assert_eq!(cell("tcp-blocking"), Anchor::none("no RDMA"));
     }
 
     #[test]

@@ -153,13 +153,13 @@ impl Study {
         let traffic = match cell.mode.carrier {
             Carrier::Verbs(provider) => Some(Traffic::Verbs(provider.device(&args)?)),
             Carrier::Tcp { .. } => Some(Traffic::Tcp),
-            Carrier::Iperf3 => None,
+            Carrier::Iperf3 | Carrier::Programs(..) => None,
         };
         let mtu = if cell.mode.is_kernel() { MTU_KERNEL } else { MTU };
         let quick = self.session.choice.quick;
         let seconds = seconds(cell.experiment, quick);
         match (cell.experiment, traffic) {
-            (Experiment::Size, traffic) => size::measure(places, cell, traffic, mtu, seconds),
+            (Experiment::Size, traffic) => size::measure(places, cell, traffic, mtu, quick),
             (Experiment::Scale | Experiment::Isolation, Some(traffic)) => {
                 let pairs = Pairs::new(traffic, mtu, seconds);
                 let scale = |&x| Ok((x, pairs.scale(places, x)?));

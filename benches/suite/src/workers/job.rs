@@ -1,7 +1,6 @@
 //! One of the two processes of a measurement.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -18,8 +17,9 @@ use super::load::{self, Loaded};
 use super::measure::{Figure, Measure, Step};
 use super::pairs::{self, Paired, Pairing};
 use super::peers::{Congestion, TcpMode};
+use super::programs::{self, Foreign};
 use super::raw::Carrier;
-use super::{fan_in, idle, on_demand, ours, peers, rate, raw};
+use super::{fan_in, idle, on_demand, ours, peers, podman, rate, raw};
 use rocinante_cli::cores;
 use rocinante_cli::measure::Side;
 use rocinante_cli::output::{Failure, Result};
@@ -45,6 +45,8 @@ pub(crate) enum Device {
         small_buffers: bool,
         /// An agent opens its port, because the process drops all capabilities before.
         handed: bool,
+        /// The process is in a container of podman.
+        contained: bool,
     },
     /// RDMA devices of the kernel: the first side's, and the second side's.
     Hardware([String; 2]),
@@ -75,6 +77,8 @@ pub(crate) enum Work {
     Iperf3(Congestion, Step),
     /// A ping-pong of sockperf, of TCP or else of UDP. Both ends spin if the measure's do.
     Sockperf { tcp: bool, step: Step },
+    /// An unmodified RDMA program.
+    Foreign(Foreign),
 }
 
 /// The results of two processes.
@@ -157,6 +161,23 @@ impl Work {
         matches!(self.device(), Some(Device::Software { handed: true, .. }))
     }
 
+    /// Whether its processes are in containers of podman.
+    const fn is_contained(&self) -> bool {
+        matches!(self.device(), Some(Device::Software { contained: true, .. }))
+    }
+
+    /// The same, of a process that is in its container.
+    pub(super) fn inside(&self) -> Self {
+        let mut work = self.clone();
+        if let Self::Verbs { device, .. } | Self::OnDemand { traffic: Traffic::Verbs(device), .. } =
+            &mut work
+            && let Device::Software { contained, .. } = device
+        {
+            *contained = false;
+        }
+        work
+    }
+
     /// Whether it uses devices of the kernel.
     pub(super) const fn is_hardware(&self) -> bool {
         matches!(self.device(), Some(Device::Hardware(_)))
@@ -175,6 +196,7 @@ impl Work {
             Self::Load { seconds, percents, .. } => load::seconds(*seconds, percents.len()),
             Self::Iperf3(_, step) => step.seconds.ceil() + peers::IPERF3_WARM_UP,
             Self::Sockperf { step, .. } => step.seconds.ceil() + peers::SOCKPERF_WARM_UP,
+            Self::Foreign(_) => programs::SECONDS_MAX,
         }
     }
 
@@ -213,8 +235,8 @@ impl Work {
 impl Job {
     fn run(&self) -> Result<Outcome> {
         self.settle();
-        if let Some(program) = self.program() {
-            return Err(replaced_by(program));
+        if let Some(program) = self.program()? {
+            return Err(run_to_its_end(program));
         }
         // Opens the device first, so that a failure shows at once.
         let began = Instant::now();
@@ -293,7 +315,7 @@ impl Job {
             }
             (Work::Verbs { .. }, None)
             | (Work::OnDemand { .. }, _)
-            | (Work::Iperf3(..) | Work::Sockperf { .. }, _) => {}
+            | (Work::Iperf3(..) | Work::Sockperf { .. } | Work::Foreign(_), _) => {}
         }
         Ok(Outcome::Figures(figures))
     }
@@ -316,7 +338,7 @@ impl Job {
             Device::Hardware(names) => {
                 options.device(&names[usize::from(self.side == Side::Second)])
             }
-            Device::Software { backend, small_buffers, handed } => {
+            Device::Software { backend, small_buffers, handed, .. } => {
                 if *handed {
                     drop_capabilities()?;
                 }
@@ -343,10 +365,14 @@ impl Job {
         Ok(Some(ctx))
     }
 
-    /// The other program that does the work of this side, if one does.
-    fn program(&self) -> Option<Command> {
+    /// The other program that does the work of this side, if one does. Error: it cannot be started.
+    fn program(&self) -> Result<Option<Command>> {
+        if self.work.is_contained() {
+            return podman::command(self).map(Some);
+        }
         let (local, remote) = (self.local.to_string(), self.remote.to_string());
-        match &self.work {
+        Ok(match &self.work {
+            Work::Foreign(foreign) => Some(foreign.command(self.side, &remote)?),
             Work::Iperf3(cc, step) => {
                 let mut command = Command::new("iperf3");
                 match self.side {
@@ -376,7 +402,7 @@ impl Job {
                 Some(command)
             }
             _ => None,
-        }
+        })
     }
 }
 
@@ -388,11 +414,21 @@ fn drop_capabilities() -> Result {
         .map_err(|error| Failure::Failed(format!("cannot drop capabilities: {error}")))
 }
 
-/// Replaces this process with another program. Returns only if that fails.
-fn replaced_by(mut program: Command) -> Failure {
-    let error = program.exec();
+/// Runs another program, with this one's streams, and ends as it does. Both are of one process
+/// group, which ends with this process. Returns only if the program cannot be started, or is
+/// killed.
+fn run_to_its_end(mut program: Command) -> Failure {
+    // A process that is urgent leads a group already.
+    let _ = setsid();
     let name = program.get_program().to_string_lossy().into_owned();
-    Failure::Failed(format!("cannot start {name}: {error}: install it"))
+    let why = match program.status() {
+        Ok(status) => match status.code() {
+            Some(code) => std::process::exit(code),
+            None => format!("{name}: {status}"),
+        },
+        Err(error) => format!("cannot start {name}: {error}: install it"),
+    };
+    Failure::Failed(why)
 }
 
 pub(super) fn backend(name: &str) -> Result<Backend> {

@@ -295,6 +295,7 @@ mod tests {
             backend: backend.to_owned(),
             small_buffers: false,
             handed: false,
+            contained: false,
         };
         let work = |device| Work::OnDemand { traffic: Traffic::Verbs(device), mtu: 4096, size: 64 };
         let opened = |backend: &str| Opened { backend: backend.to_owned(), ms: 1.0 };

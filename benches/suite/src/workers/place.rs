@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -13,12 +13,14 @@ use super::agent::Agent;
 use super::job::{Job, Outcome, Work};
 use super::measure::Figure;
 use super::peers::{iperf3_figures, sockperf_figures};
+use nix::sys::signal::Signal;
 use rocinante::device::AGENT_VARIABLE;
 use rocinante_cli::devices::is_soft_roce;
 use rocinante_cli::measure::Side;
 use rocinante_cli::output::{Failure, Result};
 use rocinante_lab::{
-    Between, ChildGuard, Container, Hosts, Lab, LabConfig, LabError, Pair, kill_children_on_signal,
+    Between, ChildGuard, Container, Hosts, Lab, LabConfig, LabError, Netns, Pair,
+    kill_children_on_signal,
 };
 
 /// The place of a measurement.
@@ -75,6 +77,8 @@ pub(crate) enum Link {
     NoOffload,
     /// Two hosts with VXLAN between them, of MTU 9000 inside.
     Vxlan,
+    /// None: both sides are in one namespace, with two addresses of `lo`.
+    Loopback,
 }
 
 impl Link {
@@ -93,6 +97,7 @@ impl Link {
             Self::Bridge => "bridge",
             Self::NoOffload => "no_offload",
             Self::Vxlan => "vxlan",
+            Self::Loopback => "loopback",
         }
     }
 
@@ -111,8 +116,8 @@ enum Place {
     Pair(Pair),
     /// Namespaces of our own behind a bridge.
     Lab(Lab),
-    /// This namespace.
-    Here { local: IpAddr, remote: IpAddr },
+    /// One namespace: this one, or one of our own.
+    Here { netns: Option<Netns>, local: IpAddr, remote: IpAddr },
 }
 
 impl Place {
@@ -126,6 +131,10 @@ impl Place {
                 let between = Between::Vxlan { ipv6: false };
                 let shape = Hosts { hosts: 2, containers_each: count.div_ceil(2), between };
                 return Lab::of_hosts(&shape, &config).map(Self::Lab);
+            }
+            Link::Loopback => {
+                let [local, remote] = [1, 2].map(|end| Ipv4Addr::new(127, 0, 0, end).into());
+                return Ok(Self::Here { netns: Some(Netns::new()?), local, remote });
             }
             _ => {}
         }
@@ -147,15 +156,16 @@ impl Place {
 
     fn address(&self, index: usize) -> IpAddr {
         match self {
-            Self::Here { local, remote } => [*local, *remote][index],
+            Self::Here { local, remote, .. } => [*local, *remote][index],
             _ => self.containers()[index].ipv4().into(),
         }
     }
 
     fn spawn(&self, index: usize, command: &mut Command) -> Result<ChildGuard> {
-        let child = match self.containers().get(index) {
-            Some(container) => container.spawn(command),
-            None => ChildGuard::spawn(command),
+        let child = match (self, self.containers().get(index)) {
+            (_, Some(container)) => container.spawn(command),
+            (Self::Here { netns: Some(netns), .. }, _) => netns.spawn(command),
+            _ => ChildGuard::spawn(command),
         };
         child.map_err(|error| Failure::Failed(error.to_string()))
     }
@@ -188,10 +198,9 @@ const STARTS_EACH: Duration = Duration::from_millis(500);
 const SLOWNESS_MAX: f64 = 3.0;
 /// Time in which the answering process has to end after the leading one.
 const ENDS_AFTER: Duration = Duration::from_secs(5);
-/// The messages of iperf3 and sockperf if their server does not listen yet.
-const REFUSED: [&str; 2] = ["Connection refused", "No messages were received"];
-/// Attempts to start their client: they last one second, if each is refused at once.
-const ATTEMPTS_MAX: u32 = 20;
+/// The messages of iperf3 and UCX, sockperf, and perftest if their server does not listen yet.
+const REFUSED: [&str; 3] =
+    ["Connection refused", "No messages were received", "Couldn't connect to"];
 
 impl Places {
     /// Creates namespaces if no addresses are given. From now on, signals end this process and all
@@ -210,7 +219,7 @@ impl Places {
         kill_children_on_signal().map_err(|error| Failure::Failed(error.to_string()))?;
         let urgent = !args.patient && !args.is_soft_roce();
         let here = match (args.local, args.remote) {
-            (Some(local), Some(remote)) => Some(Place::Here { local, remote }),
+            (Some(local), Some(remote)) => Some(Place::Here { netns: None, local, remote }),
             _ => None,
         };
         if args.devices.is_empty()
@@ -334,6 +343,10 @@ impl Places {
                 let report = self.program(link, work)?;
                 return sockperf_figures(&report, step).map(Outcome::Figures);
             }
+            Work::Foreign(foreign) => {
+                let report = self.program(link, work)?;
+                return foreign.figures(&report).map(Outcome::Figures);
+            }
             Work::FanIn { .. } => return self.fan_in(link, work),
             _ => {}
         }
@@ -388,21 +401,35 @@ impl Places {
     /// Runs the client of another program, whose server does not end by itself. The client does not
     /// wait for the server: it is started again while it is refused. Returns its report.
     fn program(&self, link: Link, work: &Work) -> Result<String> {
-        let _server = self.start(link, work, Side::Second, 0)?;
-        let mut attempts = 0;
-        loop {
+        let mut server = self.start(link, work, Side::Second, 0)?;
+        let deadline = Instant::now() + self.slow(self.starts_within);
+        let output = loop {
             let output = self.finish(work, self.start(link, work, Side::First, 0)?)?;
-            let report = String::from_utf8_lossy(&output.stdout).into_owned();
-            if REFUSED.iter().any(|why| report.contains(why)) && attempts < ATTEMPTS_MAX {
-                attempts += 1;
-                std::thread::sleep(Duration::from_millis(50));
-                continue;
+            let said = [&output.stdout, &output.stderr].map(|said| String::from_utf8_lossy(said));
+            let refused = REFUSED.iter().any(|why| said.iter().any(|said| said.contains(why)));
+            let has_server = matches!(server.try_wait(), Ok(None));
+            if !refused || !has_server || Instant::now() > deadline {
+                break output;
             }
-            if !output.status.success() && report.is_empty() {
-                return Err(Failure::Failed(error_text(&output)));
-            }
+            std::thread::sleep(Duration::from_millis(50));
+        };
+        let report = String::from_utf8_lossy(&output.stdout).into_owned();
+        if output.status.success() {
             return Ok(report);
         }
+        if let Work::Foreign(foreign) = work {
+            server.signal(Signal::SIGKILL);
+            let server = server.wait_with_output(ENDS_AFTER);
+            let server = server.map(|output| output.stderr).unwrap_or_default();
+            let [own, its] = [&output.stderr, &server].map(|text| String::from_utf8_lossy(text));
+            let both = if its.trim().is_empty() || its == own {
+                own.into_owned()
+            } else {
+                format!("{own}; the server: {its}")
+            };
+            return Err(foreign.failed(&output.status.to_string(), &both));
+        }
+        if report.is_empty() { Err(Failure::Failed(error_text(&output))) } else { Ok(report) }
     }
 
     fn finish(&self, work: &Work, child: ChildGuard) -> Result<Output> {
@@ -417,8 +444,12 @@ impl Places {
 
     fn limit(&self, work: &Work) -> Duration {
         let starts = self.starts_within + STARTS_EACH * (work.leaders() - 1);
-        starts.mul_f64(self.slowness.min(SLOWNESS_MAX))
-            + Duration::from_secs_f64(3.0 * work.seconds())
+        self.slow(starts) + Duration::from_secs_f64(3.0 * work.seconds())
+    }
+
+    /// A time of processes that start.
+    fn slow(&self, time: Duration) -> Duration {
+        time.mul_f64(self.slowness.min(SLOWNESS_MAX))
     }
 
     /// Starts one process. Of several that lead, it is that of this `number`.

@@ -22,6 +22,9 @@ pub enum Provider {
     /// capabilities.
     #[value(skip)]
     Handed,
+    /// The software device over UDP sockets, in a container of podman.
+    #[value(skip)]
+    Contained,
     /// The software device over AF_XDP.
     Afxdp,
     /// The software device over AF_XDP that an agent opened, in such a process.
@@ -67,6 +70,7 @@ impl Provider {
             Self::Udp => "udp",
             Self::Packet => "packet",
             Self::Handed => "handed",
+            Self::Contained => "contained",
             Self::Afxdp => "afxdp",
             Self::HandedAfxdp => "handed-afxdp",
         }
@@ -75,7 +79,7 @@ impl Provider {
     const fn backend(self) -> Option<Backend> {
         match self {
             Self::Hw => None,
-            Self::Udp => Some(Backend::Udp),
+            Self::Udp | Self::Contained => Some(Backend::Udp),
             Self::Packet | Self::Handed => Some(Backend::Packet),
             Self::Afxdp | Self::HandedAfxdp => Some(Backend::Xdp),
         }
@@ -91,7 +95,7 @@ impl Provider {
         match self {
             Self::Udp => Some("udp-port"),
             Self::Packet => Some("packet-port"),
-            Self::Hw | Self::Handed | Self::Afxdp | Self::HandedAfxdp => None,
+            _ => None,
         }
     }
 
@@ -100,7 +104,8 @@ impl Provider {
         match self.backend_name() {
             Some(backend) => {
                 let handed = matches!(self, Self::Handed | Self::HandedAfxdp);
-                Ok(Device::Software { backend, small_buffers: false, handed })
+                let contained = self == Self::Contained;
+                Ok(Device::Software { backend, small_buffers: false, handed, contained })
             }
             None => Ok(Device::Hardware(place.devices()?)),
         }

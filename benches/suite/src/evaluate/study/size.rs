@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use rocinante_baselines::{Kind, Raw, Task};
 use rocinante_cli::output::{Failure, Result};
 
-use super::super::plan::{Carrier, Cell, Mode};
+use super::super::plan::{Carrier, Cell, Mode, seconds};
 use super::{Figures, figure_name};
 use crate::workers::{
-    Carrier as Wire, Congestion, Device, Figure, Measure, Places, Step, TcpMode, Traffic, Work,
-    depth,
+    Carrier as Wire, Congestion, Device, Figure, Foreign, Measure, Places, Step, Suite, TcpMode,
+    Traffic, Work, depth,
 };
 
 /// Bytes of the messages that a raw baseline is beside.
@@ -21,8 +21,18 @@ pub(super) fn measure(
     cell: &Cell,
     traffic: Option<Traffic>,
     mtu: u32,
-    seconds: f64,
+    quick: bool,
 ) -> Result<Vec<(u64, Figures)>> {
+    let seconds = seconds(cell.experiment, quick);
+    if let Carrier::Programs(suite, provider) = cell.mode.carrier {
+        let netdev = provider.name();
+        let of = |&x: &u64| {
+            let step = |measure| Step { measure, size: x as usize, seconds };
+            let steps: Vec<Step> = suite.measures(x, quick)?.into_iter().map(step).collect();
+            Ok((x, by_programs(places, cell.mode, (suite, netdev, mtu), &steps)?))
+        };
+        return cell.xs.iter().map(of).collect();
+    }
     // From the largest on: receives for large SENDs take small ones, too.
     let mut xs = cell.xs.clone();
     xs.sort_unstable_by(|a, b| b.cmp(a));
@@ -65,9 +75,28 @@ pub(super) fn measure(
     Ok(points.into_iter().collect())
 }
 
+/// The figures that unmodified programs print, one after the other.
+fn by_programs(
+    places: &Places,
+    mode: &Mode,
+    (suite, netdev, mtu): (Suite, &str, u32),
+    steps: &[Step],
+) -> Result<Figures> {
+    let mut figures = Figures::new();
+    for &step in steps {
+        let foreign = Foreign { suite, netdev: netdev.into(), mtu, step };
+        for Figure { measure, value, .. } in places.figures(mode.link, &Work::Foreign(foreign))? {
+            figures.extend(figure_name(measure).map(|name| (name.to_owned(), value)));
+        }
+    }
+    Ok(figures)
+}
+
 /// The raw baseline of large WRITEs, if the device has one that works.
 fn raw(places: &Places, mode: &Mode, device: &Device, mtu: u32, seconds: f64) -> Option<f64> {
-    let Device::Software { backend, handed: false, .. } = device else { return None };
+    let Device::Software { backend, handed: false, contained: false, .. } = device else {
+        return None;
+    };
     let step = Step { measure: Measure::WriteBw, size: LARGE, seconds };
     let (kind, depth) = (Kind::Flood, depth(&step, 1));
     let task = Task { kind, message: LARGE, mtu: mtu as usize, depth, seconds };
