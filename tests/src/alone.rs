@@ -46,7 +46,7 @@ macro_rules! alone_on_each_backend {
     ($seconds:literal: $( $name:ident: $backend:ident $work:expr; )*) => {$(
         #[test]
         fn $name() {
-            $crate::require_backend!($crate::harness::Backend::$backend);
+            $crate::require!($crate::need::backend($crate::harness::Backend::$backend));
             let limit = std::time::Duration::from_secs($seconds);
             $crate::alone::alone($crate::test_name!(), limit, || $work($crate::harness::Backend::$backend));
         }

@@ -5,18 +5,18 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use rocinante_lab::Container;
+use tempfile::TempDir;
 
-use crate::running::{Done, Running};
+use crate::running::{Done, Running, open_to_all};
 
 /// The user `nobody`.
 pub const NOBODY: u32 = 65534;
 
 /// A folder with the library under its name, where every user can read it.
 #[derive(Debug)]
-pub struct Library(pub PathBuf);
+pub struct Library(TempDir);
 
 impl Library {
     /// Makes the folder, which goes with the value. Panics if the file system refuses, or the
@@ -24,20 +24,18 @@ impl Library {
     #[allow(clippy::new_without_default, reason = "it makes a folder")]
     #[must_use]
     pub fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let folder = std::env::temp_dir().join(format!(
-            "rocinante-capi-{}-{}",
-            std::process::id(),
-            NEXT.fetch_add(1, Ordering::Relaxed)
-        ));
-        fs::create_dir(&folder).unwrap();
-        fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+        let folder = open_to_all();
         // Cargo builds it beside this program.
         let built = std::env::current_exe().unwrap().with_file_name("librocinante_ibverbs.so");
-        let copy = folder.join("libibverbs.so.1");
+        let copy = folder.path().join("libibverbs.so.1");
         fs::copy(built, &copy).unwrap();
         fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
         Self(folder)
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        self.0.path()
     }
 
     /// A program that gets the library, as the user `nobody`, without capabilities.
@@ -49,8 +47,8 @@ impl Library {
             .uid(NOBODY)
             .gid(NOBODY)
             .current_dir("/")
-            .env("LD_PRELOAD", self.0.join("libibverbs.so.1"))
-            .env("LD_LIBRARY_PATH", &self.0)
+            .env("LD_PRELOAD", self.path().join("libibverbs.so.1"))
+            .env("LD_LIBRARY_PATH", self.path())
             .env("ROCINANTE_NETDEV", "udp")
             .env("ROCINANTE_LOG", "warn")
             .stdin(Stdio::null());
@@ -60,7 +58,7 @@ impl Library {
     /// The library that `rocinante run` preloads besides.
     pub fn copy_of_paths(&self) -> PathBuf {
         let built = std::env::current_exe().unwrap().with_file_name("librocinante_paths.so");
-        let copy = self.0.join("librocinante_paths.so");
+        let copy = self.path().join("librocinante_paths.so");
         fs::copy(built, &copy).unwrap();
         fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
         copy
@@ -70,15 +68,15 @@ impl Library {
     pub fn script(&self, name: &str) -> String {
         let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/capi");
         for file in [name, "verbs.py"] {
-            fs::copy(from.join(file), self.0.join(file)).unwrap();
+            fs::copy(from.join(file), self.path().join(file)).unwrap();
         }
-        format!("/usr/bin/python3 -B {}", self.0.join(name).display())
+        format!("/usr/bin/python3 -B {}", self.path().join(name).display())
     }
 
     /// Compiles a C program with the system's headers and libraries.
     pub fn compiled(&self, name: &str, libraries: &[&str]) -> String {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/capi").join(name);
-        let program = self.0.join(name).with_extension("");
+        let program = self.path().join(name).with_extension("");
         let mut cc = Command::new("cc");
         cc.args(["-O1", "-Wall", "-Werror"]).arg(source).arg("-o").arg(&program).args(libraries);
         assert!(cc.status().unwrap().success(), "{cc:?}");
@@ -95,12 +93,6 @@ impl Library {
     /// Runs one to its end.
     pub fn run(&self, at: &Container, line: &str) -> Done {
         self.start(at, line).finish()
-    }
-}
-
-impl Drop for Library {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

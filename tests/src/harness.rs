@@ -16,7 +16,7 @@
 //! use rocinante_tests::harness::{Harness, Setup, wr};
 //!
 //! fn a_write_arrives() {
-//!     rocinante_tests::require_backend!(Backend::Udp);
+//!     rocinante_tests::require!(rocinante_tests::need::backend(Backend::Udp));
 //!     let harness = Harness::new(&Setup::new(Backend::Udp));
 //!     let [a, b] = &harness.sides;
 //!     let [qp, _peer] = harness.pair();
@@ -188,7 +188,7 @@ pub struct Harness {
 
 impl Harness {
     /// Opens the devices. Software devices get a new lab. Panics if that fails: ask
-    /// [`require_backend!`](crate::require_backend!) first.
+    /// [`need::backend`](crate::need::backend) first.
     #[must_use]
     pub fn new(setup: &Setup) -> Self {
         if let On::Kernel(device) = &setup.on {
@@ -440,19 +440,19 @@ macro_rules! on_each_backend {
         mod $name {
             #[test]
             fn udp() {
-                $crate::require_backend!($crate::harness::Backend::Udp);
+                $crate::require!($crate::need::backend($crate::harness::Backend::Udp));
                 $function($crate::harness::Backend::Udp.into());
             }
 
             #[test]
             fn packet() {
-                $crate::require_backend!($crate::harness::Backend::Packet);
+                $crate::require!($crate::need::backend($crate::harness::Backend::Packet));
                 $function($crate::harness::Backend::Packet.into());
             }
 
             #[test]
             fn afxdp() {
-                $crate::require_backend!($crate::harness::Backend::Xdp);
+                $crate::require!($crate::need::backend($crate::harness::Backend::Xdp));
                 $function($crate::harness::Backend::Xdp.into());
             }
         }
@@ -460,14 +460,14 @@ macro_rules! on_each_backend {
 }
 
 /// Makes a test of each row: its name, the backend that it needs, what else, and its work, as in
-/// `a_packet_is_lost: Packet + require_nft => losses("packet");`.
+/// `a_packet_is_lost: Packet + nft => losses("packet");`.
 #[macro_export]
 macro_rules! on_backends {
     ($( $name:ident: $backend:ident $(+ $need:ident)* => $work:expr; )*) => {$(
         #[test]
         fn $name() {
-            $crate::require_backend!($crate::harness::Backend::$backend);
-            $( $crate::$need!(); )*
+            $crate::require!($crate::need::backend($crate::harness::Backend::$backend));
+            $( $crate::require!($crate::need::$need()); )*
             $work;
         }
     )*};

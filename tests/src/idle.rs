@@ -53,7 +53,7 @@ macro_rules! with_idle_clients {
         fn $name() {
             let backend = $crate::harness::Backend::$backend;
             $crate::idle::be_client(backend);
-            $crate::require_backend!(backend);
+            $crate::require!($crate::need::backend(backend));
             $work(backend, $crate::test_name!());
         }
     )*};

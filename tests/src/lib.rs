@@ -10,7 +10,7 @@
 //! use rocinante_lab::{Lab, LabConfig};
 //!
 //! fn two_containers_talk() {
-//!     rocinante_tests::require_lab!();
+//!     rocinante_tests::require!(rocinante_tests::need::lab());
 //!     let lab = Lab::new(&LabConfig::default()).unwrap();
 //!     assert_eq!(lab.containers().len(), 2);
 //! }

@@ -7,75 +7,8 @@ use std::sync::LazyLock;
 
 static AVAILABLE: LazyLock<Availability> = LazyLock::new(Availability::probe);
 
-/// Ends the test by [`skip!`](crate::skip!) unless network namespaces, veths and a bridge are
-/// available.
-#[macro_export]
-macro_rules! require_lab {
-    () => {
-        $crate::require!($crate::need::lab())
-    };
-}
-
-/// Ends the test by [`skip!`](crate::skip!) unless the lab and its nftables rules are available.
-#[macro_export]
-macro_rules! require_nft {
-    () => {
-        $crate::require!($crate::need::nft())
-    };
-}
-
-/// Ends the test by [`skip!`](crate::skip!) unless the lab and its traffic shaping are available.
-#[macro_export]
-macro_rules! require_tc {
-    () => {
-        $crate::require!($crate::need::tc())
-    };
-}
-
-/// Ends the test by [`skip!`](crate::skip!) unless the lab and its switch of segmentation offload
-/// are available.
-#[macro_export]
-macro_rules! require_ethtool {
-    () => {
-        $crate::require!($crate::need::ethtool())
-    };
-}
-
-/// Ends the test by [`skip!`](crate::skip!) unless the lab and its VXLAN are available.
-#[macro_export]
-macro_rules! require_vxlan {
-    () => {
-        $crate::require!($crate::need::vxlan())
-    };
-}
-
-/// Ends the test by [`skip!`](crate::skip!) unless it has the capabilities of root outside of any
-/// user namespace: loading BPF programs needs them.
-#[macro_export]
-macro_rules! require_machine_root {
-    () => {
-        $crate::require!($crate::need::machine_root())
-    };
-}
-
-/// Ends the test by [`skip!`](crate::skip!) unless devices with this backend can be opened in the
-/// lab.
-#[macro_export]
-macro_rules! require_backend {
-    ($backend:expr) => {
-        $crate::require!($crate::need::backend($backend))
-    };
-}
-
-/// Ends the test by [`skip!`](crate::skip!) unless the program is installed.
-#[macro_export]
-macro_rules! require_program {
-    ($program:expr) => {
-        $crate::require!($crate::need::program($program))
-    };
-}
-
-/// Ends the test by [`skip!`](crate::skip!) if the value is an `Err`; its text is the reason.
+/// Ends the test by [`skip!`](crate::skip!) if the value is an `Err`; its text is the reason:
+/// `require!(need::lab())`.
 #[macro_export]
 macro_rules! require {
     ($need:expr) => {

@@ -1,6 +1,8 @@
 //! Commands run as users run them, and watched from outside.
 
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -13,6 +15,7 @@ use serde_json::Value;
 use nix::sys::signal::Signal;
 use rocinante_cli::ending;
 use rocinante_lab::ChildGuard;
+use tempfile::TempDir;
 
 use crate::harness::wait_until;
 
@@ -82,6 +85,13 @@ pub fn hand_on_no_ignored_signal() {
             signal_hook::flag::register(signal, Arc::default()).expect("a handler");
         }
     });
+}
+
+/// A folder that every user can read. It is removed when it is dropped. Panics if there is no room.
+#[must_use]
+pub fn open_to_all() -> TempDir {
+    let all = Permissions::from_mode(0o755);
+    tempfile::Builder::new().permissions(all).tempdir().expect("a folder")
 }
 
 /// Copies a program. Another process does so: a child that another test starts meanwhile would hold

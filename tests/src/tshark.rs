@@ -1,30 +1,26 @@
 //! tshark as a witness: it captures, and the tests read its output.
 
-use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
 use rocinante_lab::{ChildGuard, Netns};
+use tempfile::{NamedTempFile, TempPath};
 
 /// A capture of the RoCE packets that pass an interface. Dropping it removes its file.
 #[derive(Debug)]
 pub struct Capture {
+    /// It ends before its file is removed.
     tshark: ChildGuard,
-    file: PathBuf,
+    file: TempPath,
 }
 
 impl Capture {
     /// Begins to capture at `device` in `netns`. Error: the text that tshark printed.
     pub fn start(netns: &Netns, device: &str) -> Result<Self, String> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let file = format!("rocinante-capture-{}-{number}.pcap", std::process::id());
-        let file = std::env::temp_dir().join(file);
+        let file = NamedTempFile::new().map_err(|error| error.to_string())?.into_temp_path();
         let mut command = Command::new("tshark");
         command.args(["-i", device, "-f", "udp port 4791", "-F", "pcap", "-w"]).arg(&file);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -79,13 +75,6 @@ impl Capture {
         self.tshark.signal(Signal::SIGINT);
         let ended = self.tshark.wait(Duration::from_secs(30)).map_err(|error| error.to_string())?;
         ended.success().then_some(()).ok_or_else(|| format!("the capturing tshark, {ended}"))
-    }
-}
-
-impl Drop for Capture {
-    fn drop(&mut self) {
-        self.tshark.kill();
-        let _ = fs::remove_file(&self.file);
     }
 }
 

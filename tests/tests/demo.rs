@@ -6,7 +6,7 @@ mod schema;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rocinante_lab::ChildGuard;
-use rocinante_tests::{require_nft, require_tc};
+use rocinante_tests::{need, require};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
@@ -116,8 +116,8 @@ fn number(value: &Value) -> f64 {
 
 #[test]
 fn all_bytes_are_verified_and_the_host_is_obeyed() {
-    require_nft!();
-    require_tc!();
+    require!(need::nft());
+    require!(need::tc());
     let _alone = alone();
     let start = Instant::now();
     let report = report(Demo::start(&["--netdev", "udp"]), 0);
@@ -175,7 +175,7 @@ fn obeyed(policy: &Value) {
 
 #[test]
 fn ctrl_c_ends_it_and_nothing_is_left() {
-    require_nft!();
+    require!(need::nft());
     let _alone = alone();
     let mut demo = Demo::start(&["--netdev", "udp"]);
     demo.says("compared byte for byte");
@@ -196,7 +196,7 @@ fn ctrl_c_ends_it_and_nothing_is_left() {
 
 #[test]
 fn a_container_that_dies_is_named() {
-    require_nft!();
+    require!(need::nft());
     let _alone = alone();
     let demo = Demo::start(&["--netdev", "udp"]);
     demo.says("compared byte for byte");
@@ -211,7 +211,7 @@ fn a_container_that_dies_is_named() {
 
 #[test]
 fn a_container_that_hangs_ends_the_demo_in_time() {
-    require_nft!();
+    require!(need::nft());
     let _alone = alone();
     let demo = Demo::start(&["--netdev", "udp"]);
     demo.says("compared byte for byte");
@@ -229,7 +229,8 @@ fn a_container_that_hangs_ends_the_demo_in_time() {
 fn without_root_it_runs_in_a_user_namespace() {
     let _alone = alone();
     // Root drops its privilege, with a copy of the program that any user may run.
-    let copy = std::env::temp_dir().join(format!("rocinante-demo-{}", std::process::id()));
+    let folder = rocinante_tests::running::open_to_all();
+    let copy = folder.path().join("rocinante");
     let mut command = Command::new(PROGRAM);
     if rocinante_tests::need::machine_root().is_ok() {
         fs::copy(PROGRAM, &copy).unwrap();
@@ -237,7 +238,6 @@ fn without_root_it_runs_in_a_user_namespace() {
         command.current_dir("/").uid(NOBODY).gid(NOBODY);
     }
     let (status, stdout) = Demo::start_as(&mut command, &[]).end();
-    let _ = fs::remove_file(&copy);
     let report: Value = serde_json::from_str(stdout.trim()).unwrap();
     let skipped = report["skipped"].as_array().unwrap();
     if report["backends"].as_array().unwrap().is_empty() {

@@ -9,7 +9,7 @@ use std::fmt::Debug;
 
 use rocinante::{Access, Context};
 use rocinante_tests::harness::{Backend, Harness, Setup};
-use rocinante_tests::require_backend;
+use rocinante_tests::{need, require};
 
 /// Draws of each kind.
 const DRAWS: usize = 4096;
@@ -62,7 +62,7 @@ fn assert_fair(words: &(impl Iterator<Item = u32> + Clone), bits: u32, what: &dy
 
 #[test]
 fn draws_are_fair_and_follow_from_nothing() {
-    require_backend!(Backend::Udp);
+    require!(need::backend(Backend::Udp));
     let all = draws();
     for Draws { name, bits, numbers } in &all {
         assert_fair(&numbers.iter().copied(), *bits, name);
@@ -98,7 +98,7 @@ fn draws_are_fair_and_follow_from_nothing() {
 /// times its root plus twelve has a probability below 10⁻¹².
 #[test]
 fn nothing_comes_again_more_often_than_by_chance() {
-    require_backend!(Backend::Udp);
+    require!(need::backend(Backend::Udp));
     for Draws { name, bits, numbers } in draws() {
         let mean = (DRAWS as f64).powi(2) / 2f64.powi(bits as i32 + 1);
         let most = mean + 8.0 * mean.sqrt() + 12.0;

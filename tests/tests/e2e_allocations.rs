@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rocinante::verbs::SendOp;
 use rocinante::{Access, Mr, Qp, RecvWr, WcStatus};
 use rocinante_tests::harness::{Harness, PATIENCE, Setup, wr};
-use rocinante_tests::{need, require_lab};
+use rocinante_tests::{need, require};
 
 /// The system's allocator; it counts allocations while counting is on.
 struct Counting;
@@ -61,7 +61,7 @@ const WINDOW: u64 = 64;
 
 #[test]
 fn nothing_is_allocated_once_warm() {
-    require_lab!();
+    require!(need::lab());
     block_once();
     let mut found = Vec::new();
     for backend in need::backends("e2e_allocations::nothing_is_allocated_once_warm") {

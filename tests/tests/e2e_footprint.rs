@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use rocinante::verbs::SendOp;
 use rocinante::{Access, Mr, Qp, RecvWr};
 use rocinante_tests::harness::{Harness, Setup, wr};
-use rocinante_tests::{need, require_lab};
+use rocinante_tests::{need, require};
 
 /// The system's allocator; it counts the bytes allocated.
 struct Counting;
@@ -59,7 +59,7 @@ const REGION: usize = 1 << 16;
 
 #[test]
 fn an_idle_queue_pair_takes_little() {
-    require_lab!();
+    require!(need::lab());
     let mut found = Vec::new();
     for backend in need::backends("e2e_footprint::an_idle_queue_pair_takes_little") {
         let harness = Harness::new(&Setup::new(backend));

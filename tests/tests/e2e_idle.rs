@@ -8,7 +8,7 @@ use std::time::Duration;
 use rocinante::verbs::SendOp;
 use rocinante::{Qp, RecvWr};
 use rocinante_tests::harness::{Harness, Setup, next, wr};
-use rocinante_tests::{need, require_lab};
+use rocinante_tests::{need, require};
 
 const IDLE: Duration = Duration::from_secs(5);
 /// A thousandth of a core.
@@ -21,7 +21,7 @@ const BACKGROUND: &str = "roce-";
 
 #[test]
 fn idle_connected_devices_cost_next_to_nothing() {
-    require_lab!();
+    require!(need::lab());
     let backends = need::backends("e2e_idle::idle_connected_devices_cost_next_to_nothing");
     let harnesses: Vec<Harness> =
         backends.into_iter().map(|backend| Harness::new(&Setup::new(backend))).collect();

@@ -4,7 +4,7 @@
 
 use nix::sys::signal::Signal;
 use rocinante_lab::{ChildGuard, Lab, LabConfig, exit_with_parent, kill_children_on_signal};
-use rocinante_tests::require_lab;
+use rocinante_tests::{need, require};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -25,7 +25,7 @@ fn signals_end_the_children_and_tell_the_caller_which_it_was() {
             lab.container(0).spawn(command.arg("60").stdin(Stdio::null())).unwrap()
         });
     }
-    require_lab!();
+    require!(need::lab());
     for (signal, code) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143), (Signal::SIGHUP, 129)] {
         let (mut holder, worker) = start_holder(NAME);
         holder.signal(signal);
@@ -41,7 +41,7 @@ fn after_kill_9_the_children_end_by_themselves() {
         Ok(_) => return hold_a_lab(start_worker),
         Err(_) => {}
     }
-    require_lab!();
+    require!(need::lab());
     let (mut holder, worker) = start_holder("after_kill_9_the_children_end_by_themselves");
     holder.kill();
     assert_ends_soon(worker);

@@ -4,7 +4,7 @@
 use rocinante_lab::{
     Between, Chain, Container, Hosts, Lab, LabConfig, Match, Pair, Rule, Tbf, UPLINK,
 };
-use rocinante_tests::{require_ethtool, require_lab, require_nft, require_tc, require_vxlan};
+use rocinante_tests::{need, require};
 use std::io::ErrorKind;
 use std::net::{IpAddr, UdpSocket};
 use std::process::{Command, Stdio};
@@ -56,7 +56,7 @@ fn is_kept_back(from: &UdpSocket, to: &UdpSocket, payload: &[u8]) -> bool {
 
 #[test]
 fn containers_reach_each_other_at_once() {
-    require_lab!();
+    require!(need::lab());
     let lab = Lab::new(&LabConfig { containers: 3, ..LabConfig::default() }).unwrap();
     let [a, b] = [0, 2].map(|i| lab.container(i));
     let v4 = [a, b].map(|c| socket(c, c.ipv4().into()));
@@ -70,7 +70,7 @@ fn containers_reach_each_other_at_once() {
 
 #[test]
 fn a_pair_is_joined_by_one_veth() {
-    require_lab!();
+    require!(need::lab());
     let pair = Pair::new(&LabConfig::default()).unwrap();
     let [a, b] = pair.containers();
     let [v4, v6] =
@@ -88,7 +88,7 @@ fn count_at_the_uplink(lab: &Lab, port: u16) -> Rule {
 
 /// Containers of several hosts exchange whole datagrams of almost the MTU.
 fn hosts_reach_each_other(between: Between, mtu: u32) {
-    require_nft!();
+    require!(need::nft());
     let shape = Hosts { hosts: 3, containers_each: 2, between };
     let lab = Lab::of_hosts(&shape, &LabConfig { mtu, ..LabConfig::default() }).unwrap();
     assert_eq!(lab.containers().len(), 6);
@@ -123,7 +123,7 @@ fn hosts_reach_each_other_over_a_router() {
 
 #[test]
 fn hosts_reach_each_other_over_vxlan() {
-    require_vxlan!();
+    require!(need::vxlan());
     for ipv6 in [false, true] {
         for mtu in [1450, 9000] {
             hosts_reach_each_other(Between::Vxlan { ipv6 }, mtu);
@@ -133,7 +133,7 @@ fn hosts_reach_each_other_over_vxlan() {
 
 #[test]
 fn a_lab_is_apart_from_the_machine_and_from_other_labs() {
-    require_lab!();
+    require!(need::lab());
     let (one, two) = (lab(), lab());
     let links = one.host().output(Command::new("ip").args(["-br", "link"])).unwrap();
     let links = String::from_utf8(links.stdout).unwrap();
@@ -149,7 +149,7 @@ fn a_lab_is_apart_from_the_machine_and_from_other_labs() {
 
 #[test]
 fn a_child_runs_in_its_container_and_dies_with_its_guard() {
-    require_lab!();
+    require!(need::lab());
     let lab = lab();
     let mut command = Command::new("sleep");
     let child = lab.container(1).spawn(command.arg("60").stdin(Stdio::null())).unwrap();
@@ -164,7 +164,7 @@ fn a_child_runs_in_its_container_and_dies_with_its_guard() {
 
 #[test]
 fn a_counter_counts_what_matches_and_nothing_else() {
-    require_nft!();
+    require!(need::nft());
     let lab = lab();
     let (a, b) = pair(&lab);
     let all = lab.count(&Match::roce()).unwrap();
@@ -188,7 +188,7 @@ fn a_counter_counts_what_matches_and_nothing_else() {
 
 #[test]
 fn a_block_stops_and_its_removal_lets_through() {
-    require_nft!();
+    require!(need::nft());
     let lab = lab();
     let (a, b) = pair(&lab);
     assert!(arrives(&a, &b, b"before"));
@@ -203,7 +203,7 @@ fn a_block_stops_and_its_removal_lets_through() {
 
 #[test]
 fn a_block_binds_ipv6_too() {
-    require_nft!();
+    require!(need::nft());
     let lab = lab();
     let [a, b] = [0, 1].map(|i| socket(lab.container(i), lab.container(i).ipv6().unwrap().into()));
     let block = lab.block(&Match::roce()).unwrap();
@@ -215,7 +215,7 @@ fn a_block_binds_ipv6_too() {
 
 #[test]
 fn random_loss_loses_what_its_counter_says() {
-    require_nft!();
+    require!(need::nft());
     let lab = lab();
     let (a, b) = pair(&lab);
     let loss = lab.lose(&Match::roce(), 30.0).unwrap();
@@ -241,7 +241,7 @@ fn random_loss_loses_what_its_counter_says() {
 
 #[test]
 fn segmentation_can_be_switched() {
-    require_ethtool!();
+    require!(need::ethtool());
     let lab = lab();
     lab.container(0).set_udp_segmentation(false).unwrap();
     lab.container(0).set_udp_segmentation(true).unwrap();
@@ -266,7 +266,7 @@ fn flood(a: &UdpSocket, b: &UdpSocket, time: Duration) -> f64 {
 
 #[test]
 fn a_shaper_shapes_and_its_statistics_say_so() {
-    require_tc!();
+    require!(need::tc());
     let lab = lab();
     let (a, b) = pair(&lab);
     // While others have the processors, not much arrives by either.

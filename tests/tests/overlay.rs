@@ -9,7 +9,7 @@ use rocinante::{Access, Mr, Qp, RecvWr};
 use rocinante_lab::{Between, Chain, Container, Lab, Rule, UPLINK, VXLAN};
 use rocinante_tests::harness::{Family, Harness, Setup, assert_same, pattern, wr};
 use rocinante_tests::oracles::Oracle;
-use rocinante_tests::{require_backend, require_ethtool, require_nft, require_vxlan};
+use rocinante_tests::{need, require};
 
 const CUT: &str = "tx-udp-segmentation";
 const MERGED: &str = "rx-udp-gro-forwarding";
@@ -25,10 +25,10 @@ macro_rules! cells {
     ($( $name:ident: $backend:ident $inside:ident $outside_v6:literal; )*) => {$(
         #[test]
         fn $name() {
-            require_backend!(Backend::$backend);
-            require_nft!();
-            require_ethtool!();
-            require_vxlan!();
+            require!(need::backend(Backend::$backend));
+            require!(need::nft());
+            require!(need::ethtool());
+            require!(need::vxlan());
             use Mtu::{Mtu512, Mtu1024, Mtu4096};
             for (link_mtu, mtu) in [(1450, Mtu512), (1450, Mtu1024), (9000, Mtu4096)] {
                 run(Backend::$backend, Family::$inside, $outside_v6, link_mtu, mtu);

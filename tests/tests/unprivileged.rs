@@ -7,7 +7,6 @@
 use rocinante_lab::{Availability, Lab, LabConfig, Match, Privilege, Tbf, enter_user_namespace};
 use std::fs;
 use std::net::UdpSocket;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -35,8 +34,11 @@ fn run_as_nobody() -> ExitCode {
         // There is no other user to become: this user's own namespace is enough.
         return verdict(Command::new(own_path()).arg("as-nobody"));
     }
-    let copy = Copy::new();
-    verdict(Command::new(&copy.0).arg("as-nobody").current_dir("/").uid(NOBODY).gid(NOBODY))
+    // A copy of this program where every user can run it.
+    let folder = rocinante_tests::running::open_to_all();
+    let copy = folder.path().join("test");
+    fs::copy(own_path(), &copy).unwrap();
+    verdict(Command::new(copy).arg("as-nobody").current_dir("/").uid(NOBODY).gid(NOBODY))
 }
 
 fn verdict(command: &mut Command) -> ExitCode {
@@ -55,24 +57,6 @@ fn verdict(command: &mut Command) -> ExitCode {
         1 - passed
     );
     if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-/// A copy of this program where every user can run it.
-struct Copy(PathBuf);
-
-impl Copy {
-    fn new() -> Self {
-        let copy = std::env::temp_dir().join(format!("rocinante-nobody-{}", std::process::id()));
-        fs::copy(own_path(), &copy).unwrap();
-        fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
-        Self(copy)
-    }
-}
-
-impl Drop for Copy {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
 }
 
 fn own_path() -> PathBuf {

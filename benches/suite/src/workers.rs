@@ -33,7 +33,7 @@ pub use measure::{Figure, Measure, Step};
 #[cfg(test)]
 pub(crate) use on_demand::Opened;
 pub(crate) use on_demand::{Errand, OnDemand, Ready, Sent};
-pub(crate) use ours::{Posting, depth, jain};
+pub(crate) use ours::{Posting, depth};
 #[cfg(test)]
 pub(crate) use pairs::Paired;
 pub(crate) use pairs::{Pairing, Rights, Together};

@@ -269,11 +269,11 @@ mod tests {
 
     #[test]
     fn a_log_is_told_in_one_line_and_none_is_no_error() {
-        let log = std::env::temp_dir().join(format!("rocinante-log-{}", std::process::id()));
+        let folder = tempfile::TempDir::new().unwrap();
+        let log = folder.path().join("log");
         say_too_many(&log);
         let socket = UnixDatagram::bind(&log).unwrap();
         say_too_many(&log);
-        std::fs::remove_file(&log).unwrap();
         let mut line = [0; 512];
         let bytes = socket.recv(&mut line).unwrap();
         assert!(line.starts_with(b"<28>rocinante guardian: ") && !line[..bytes].contains(&b'\n'));

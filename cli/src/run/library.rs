@@ -119,36 +119,32 @@ fn resolved(file: &Path) -> Option<PathBuf> {
 mod tests {
     use super::*;
     use std::fs;
+    use tempfile::TempDir;
 
     /// A directory of its own, removed at the end.
-    struct Scratch(PathBuf);
+    struct Scratch(TempDir);
 
     impl Scratch {
-        fn new(name: &str) -> Self {
-            let own = format!("rocinante-run-{name}-{}", std::process::id());
-            let directory = env::temp_dir().join(own);
-            fs::create_dir_all(&directory).unwrap();
-            Self(directory.canonicalize().unwrap())
+        fn new() -> Self {
+            Self(TempDir::new().unwrap())
+        }
+
+        fn path(&self) -> PathBuf {
+            self.0.path().canonicalize().unwrap()
         }
 
         fn file(&self, path: &str) -> PathBuf {
-            let path = self.0.join(path);
+            let path = self.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(&path, "").unwrap();
             path
         }
     }
 
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
     #[test]
     fn libraries_lie_beside_the_program_or_in_lib() {
-        let scratch = Scratch::new("libraries");
-        let bin = scratch.0.join("bin");
+        let scratch = Scratch::new();
+        let bin = scratch.path().join("bin");
         fs::create_dir(&bin).unwrap();
         let error = Libraries::beside(&bin).unwrap_err();
         assert!(error.contains("no libibverbs.so.1 in"), "{error}");
@@ -162,17 +158,17 @@ mod tests {
 
     #[test]
     fn a_path_that_the_loader_would_split_is_refused() {
-        let scratch = Scratch::new("with space");
+        let scratch = Scratch(tempfile::Builder::new().prefix("with space").tempdir().unwrap());
         scratch.file("libibverbs.so.1");
-        let error = Libraries::beside(&scratch.0).unwrap_err();
+        let error = Libraries::beside(&scratch.path()).unwrap_err();
         assert!(error.contains("no path with a space"), "{error}");
     }
 
     #[test]
     fn both_variables_name_the_library() {
-        let scratch = Scratch::new("variables");
+        let scratch = Scratch::new();
         let verbs = scratch.file("lib/libibverbs.so.1");
-        std::os::unix::fs::symlink(&verbs, scratch.0.join("lib/libibverbs.so")).unwrap();
+        std::os::unix::fs::symlink(&verbs, scratch.path().join("lib/libibverbs.so")).unwrap();
         let paths = scratch.file("lib/p.so");
         let libraries = Libraries { verbs: verbs.clone(), paths: Some(paths.clone()) };
         let variables = libraries.environment();
@@ -180,7 +176,7 @@ mod tests {
         assert_eq!((*preload, *search), ("LD_PRELOAD", "LD_LIBRARY_PATH"));
         let both = format!("{}:{}", verbs.display(), paths.display());
         assert!(files.to_str().unwrap().ends_with(&both), "{}", files.display());
-        let own = scratch.0.join("lib").display().to_string();
+        let own = scratch.path().join("lib").display().to_string();
         assert!(directory.to_str().unwrap().starts_with(&own), "{}", directory.display());
         for (variable, name, value) in SANITIZERS {
             let (_, options) = variables.iter().find(|(it, _)| *it == variable).unwrap();

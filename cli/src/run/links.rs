@@ -55,25 +55,24 @@ mod tests {
 
     #[test]
     fn a_library_has_both_names_in_one_directory() {
-        let place = std::env::temp_dir().join(format!("rocinante-links-{}", std::process::id()));
-        fs::create_dir_all(&place).unwrap();
+        let place = tempfile::TempDir::new().unwrap();
+        let place = place.path();
         let verbs = place.join("librocinante_ibverbs.so");
         fs::write(&verbs, "a library").unwrap();
-        let links = links_in(&place, &verbs).unwrap();
+        let links = links_in(place, &verbs).unwrap();
         assert_ne!(links, place);
         for name in NAMES {
             assert_eq!(fs::read(links.join(name)).unwrap(), b"a library");
         }
-        assert_eq!(links_in(&place, &verbs).unwrap(), links, "again");
+        assert_eq!(links_in(place, &verbs).unwrap(), links, "again");
         // Where both names are beside each other it takes no other directory.
         assert_eq!(directory(&links.join(NAMES[0])).unwrap(), links);
         // A directory of another user, or a link to another library, is refused.
         fs::remove_file(links.join(NAMES[1])).unwrap();
         fs::write(links.join(NAMES[1]), "another").unwrap();
-        assert_eq!(links_in(&place, &verbs).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(links_in(place, &verbs).unwrap_err().kind(), io::ErrorKind::InvalidData);
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
         fs::set_permissions(&links, mode).unwrap();
-        assert_eq!(links_in(&place, &verbs).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
-        fs::remove_dir_all(place).unwrap();
+        assert_eq!(links_in(place, &verbs).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
     }
 }

@@ -43,7 +43,8 @@ mod tests {
 
     #[test]
     fn only_a_directory_that_no_other_user_writes_is_the_own() {
-        let place = std::env::temp_dir().join(format!("rocinante-own-{}", std::process::id()));
+        let folder = tempfile::TempDir::new().unwrap();
+        let place = folder.path().join("own");
         let uid = rustix::process::getuid().as_raw();
         directory(&place).unwrap();
         directory(&place).expect("it is there");
@@ -60,6 +61,5 @@ mod tests {
             fs::set_permissions(&place, fs::Permissions::from_mode(mode)).unwrap();
             assert_eq!(kind(&place, uid), io::ErrorKind::PermissionDenied, "{mode:o}");
         }
-        fs::remove_dir_all(place).unwrap();
     }
 }

@@ -106,7 +106,8 @@ mod tests {
 
     #[test]
     fn a_directory_goes_with_its_process() {
-        let place = std::env::temp_dir().join(format!("rocinante-tree-{}", std::process::id()));
+        let folder = tempfile::TempDir::new().unwrap();
+        let place = folder.path().join("tree");
         own::directory(&place).unwrap();
         let (space, own) = (namespace().unwrap(), own_name().unwrap());
         let since = began(std::process::id()).unwrap();
@@ -138,6 +139,5 @@ mod tests {
         left.sort();
         expected.sort();
         assert_eq!(left, expected);
-        fs::remove_dir_all(place).unwrap();
     }
 }

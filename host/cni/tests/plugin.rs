@@ -12,18 +12,17 @@ use rustix::net::{
     listen, recv, send, socket_with,
 };
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 /// A directory with a control socket.
 struct Place {
-    dir: PathBuf,
+    dir: TempDir,
     socket: OwnedFd,
 }
 
 impl Place {
-    fn new(test: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("rocinante-cni-{test}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&dir);
-        std::fs::create_dir(&dir).expect("a directory");
+    fn new() -> Self {
+        let dir = TempDir::new().expect("a directory");
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None).expect("a socket");
         let place = Self { dir, socket };
@@ -32,7 +31,7 @@ impl Place {
     }
 
     fn control(&self) -> PathBuf {
-        self.dir.join("control.sock")
+        self.dir.path().join("control.sock")
     }
 
     /// Answers one command with these lines, and returns it.
@@ -72,12 +71,6 @@ impl Place {
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.dir);
-    }
-}
-
 const ALL: [(&str, &str); 3] =
     [("CNI_CONTAINERID", "c0ffee"), ("CNI_NETNS", "/run/n"), ("CNI_IFNAME", "eth0")];
 
@@ -109,7 +102,7 @@ const REFUSED: &[&str] = &["{\"refused\":{\"reason\":\"it is a macvlan\"}}\n"];
 
 #[test]
 fn an_interface_is_introduced_and_the_result_before_is_passed_on() {
-    let place = Place::new("add");
+    let place = Place::new();
     for version in ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
         let config = place.config(version);
         let agent = place.agent(KNOWN);
@@ -126,7 +119,7 @@ fn an_interface_is_introduced_and_the_result_before_is_passed_on() {
 
 #[test]
 fn a_class_is_handed_on() {
-    let place = Place::new("class");
+    let place = Place::new();
     let mut config = place.config("1.1.0");
     config["class"] = "gold".into();
     let agent = place.agent(KNOWN);
@@ -137,7 +130,7 @@ fn a_class_is_handed_on() {
 /// Keys as the specification's conventions have them, and as containerd writes them.
 #[test]
 fn rates_are_handed_on() {
-    let place = Place::new("rates");
+    let place = Place::new();
     let most_bits = 8 * u64::from(u32::MAX) - 1;
     for (bandwidth, rates) in [
         (
@@ -174,7 +167,7 @@ fn rates_are_handed_on() {
 /// The result has it from version 1.1.0 on, at both ends of the interface and nowhere else.
 #[test]
 fn an_mtu_is_handed_on_and_is_in_the_result() {
-    let place = Place::new("mtu");
+    let place = Place::new();
     for (version, mtu) in [("1.0.0", 1280), ("1.1.0", 4200), ("1.1.0", 65_535)] {
         let mut config = place.config(version);
         config["mtu"] = mtu.into();
@@ -199,7 +192,7 @@ fn an_mtu_is_handed_on_and_is_in_the_result() {
 #[test]
 fn without_an_agent_a_container_waits_unless_that_is_not_required() {
     // Its socket is there, and nothing listens: it was killed.
-    let place = Place::new("none");
+    let place = Place::new();
     let mut config = place.config("1.1.0");
     for (command, code) in [("ADD", 11), ("CHECK", 11), ("STATUS", 50)] {
         let (is_good, said) = call(command, &ALL, &config.to_string());
@@ -224,7 +217,7 @@ fn without_an_agent_a_container_waits_unless_that_is_not_required() {
 
 #[test]
 fn a_refusal_of_the_agent_has_its_reason() {
-    let place = Place::new("refused");
+    let place = Place::new();
     for command in ["ADD", "CHECK"] {
         let agent = place.agent(REFUSED);
         let (is_good, said) = call(command, &ALL, &place.config("1.0.0").to_string());
@@ -240,7 +233,7 @@ fn a_refusal_of_the_agent_has_its_reason() {
 /// Also twice, first of all, without a namespace, and with an agent that has gone.
 #[test]
 fn a_container_goes_at_any_time() {
-    let place = Place::new("del");
+    let place = Place::new();
     let mut config = place.config("1.1.0");
     config.as_object_mut().expect("an object").remove("prevResult");
     for variables in [&ALL[..], &ALL, &[ALL[0], ALL[2]]] {
@@ -257,7 +250,7 @@ fn a_container_goes_at_any_time() {
 /// All that a result of the plugins before can have in version 1.1.0.
 #[test]
 fn no_field_of_the_result_before_is_lost() {
-    let place = Place::new("whole");
+    let place = Place::new();
     let mut config = place.config("1.1.0");
     let before = &mut config["prevResult"];
     before["interfaces"] = json!([
@@ -287,7 +280,7 @@ fn no_field_of_the_result_before_is_lost() {
 /// An agent that dies at each step, or is another program. The runtime then deletes and adds again.
 #[test]
 fn an_agent_that_says_half_of_it_is_an_error() {
-    let place = Place::new("half");
+    let place = Place::new();
     let config = place.config("1.1.0").to_string();
     for replies in [
         &[][..],
@@ -341,7 +334,7 @@ fn each_field(config: &Value, values: &[Value], each: &mut dyn FnMut(Value)) {
 /// Each ends with a success or with an error of the specification, and no agent is there.
 #[test]
 fn nonsense_in_any_field_is_an_error_or_nothing() {
-    let place = Place::new("nonsense");
+    let place = Place::new();
     let mut config = place.config("1.1.0");
     config["required"] = true.into();
     config["mtu"] = 4200.into();
@@ -410,7 +403,7 @@ fn nonsense_in_any_field_is_an_error_or_nothing() {
 
 #[test]
 fn bad_input_has_the_code_of_the_specification() {
-    let place = Place::new("bad");
+    let place = Place::new();
     let good = place.config("1.1.0");
     let with = |key: &str, value: Value| {
         let mut config = good.clone();

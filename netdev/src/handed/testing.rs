@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ type Held = Arc<Mutex<Vec<(OwnedFd, Vec<Kept>)>>>;
 
 /// A socket of its own on which a thread answers, until this value is dropped.
 pub(crate) struct Server {
-    dir: PathBuf,
+    dir: tempfile::TempDir,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     /// The objects that an honest agent gave.
@@ -52,14 +52,9 @@ impl Server {
     }
 
     fn keeping(given: Held, mut answer: impl FnMut(OwnedFd, &Held) + Send + 'static) -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("rocinante-handed-{}-{number}", std::process::id());
-        let dir = std::env::temp_dir().join(name);
-        let _ = fs::remove_dir_all(&dir);
-        fs::create_dir(&dir).expect("a directory");
-        fs::set_permissions(&dir, Permissions::from_mode(0o755)).expect("ours");
-        let path = dir.join("socket");
+        let all = Permissions::from_mode(0o755);
+        let dir = tempfile::Builder::new().permissions(all).tempdir().expect("a directory");
+        let path = dir.path().join("socket");
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
         let socket = socket.expect("a socket");
@@ -97,7 +92,7 @@ impl Server {
     }
 
     pub(crate) fn path(&self) -> PathBuf {
-        self.dir.join("socket")
+        self.dir.path().join("socket")
     }
 }
 
@@ -108,7 +103,6 @@ impl Drop for Server {
             let ended = thread.join();
             assert!(ended.is_ok() || std::thread::panicking(), "the agent's thread panicked");
         }
-        let _ = fs::remove_dir_all(&self.dir);
     }
 }
 

@@ -288,10 +288,9 @@ mod tests {
         let many: Vec<String> = (0..KNOWN_MAX + 20)
             .map(|at| format!("address add fd0a::{at:x}/64 dev v0 nodad"))
             .collect();
-        let file = std::env::temp_dir().join(format!("rocinante-watch-{}", std::process::id()));
+        let file = tempfile::NamedTempFile::new().expect("a file").into_temp_path();
         std::fs::write(&file, many.join("\n")).expect("a file");
         pair.a.sh(&format!("ip -batch {}", file.display()));
-        std::fs::remove_file(&file).expect("a file");
         let mut watch = pair.a.run(|| open("v0"));
         pair.a.sh("ip address del fd0a::53/64 dev v0");
         assert!(changes(&mut watch) && !has(&watch, "fd0a::53"));

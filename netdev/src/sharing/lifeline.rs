@@ -237,7 +237,8 @@ mod tests {
     /// The first agent ends, and the next one gets the same key, and hands out another page.
     #[test]
     fn a_page_comes_when_the_agent_answers_and_again_from_the_next_agent() {
-        let place = std::env::temp_dir().join(format!("test-of-pages-{}", std::process::id()));
+        let folder = tempfile::TempDir::new().expect("a folder");
+        let place = folder.path().join("agent");
         let page = Arc::<PagePlace>::default();
         let errand = || Errand::Publish { key: 7, place: page.clone() };
         assert!(AgentLink::at(&place, errand()).is_none(), "there is no agent");
@@ -279,13 +280,13 @@ mod tests {
         link.attend(true);
         assert!(link.due().is_some());
         assert!(Arc::ptr_eq(&page.get().expect("the last"), &pages[2]));
-        std::fs::remove_file(&place).expect("removed");
     }
 
     #[test]
     fn an_agent_gets_the_parcels_that_it_keeps_and_one_if_there_are_more() {
         let name = format!("test-of-parcels-{}", std::process::id());
-        let place = std::env::temp_dir().join(&name);
+        let folder = tempfile::TempDir::new().expect("a folder");
+        let place = folder.path().join("agent");
         let objects = Arc::new(join(&name).expect("the first"));
         let listener = seqpacket(SocketFlags::CLOEXEC).expect("a socket");
         bind(&listener, &SocketAddrUnix::new(&*place).expect("a name")).expect("bound");
@@ -299,7 +300,6 @@ mod tests {
                 .count()
         };
         let counts = [1, PARCELS_MAX, PARCELS_MAX + 1, PARCELS_MAX + 9].map(sent);
-        std::fs::remove_file(&place).expect("removed");
         assert_eq!(counts, [1, PARCELS_MAX, PARCELS_MAX + 1, PARCELS_MAX + 1]);
     }
 }

@@ -6,7 +6,8 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+
+use tempfile::TempDir;
 
 /// Where the command is installed.
 const COMMAND: &str = "bin/rocinante";
@@ -22,25 +23,23 @@ const FOREIGN: &str = "foreign";
 
 /// A directory with `bin/rocinante` and `lib/rocinante`. It is removed at the end.
 #[derive(Debug)]
-pub struct Installation(PathBuf);
+pub struct Installation(TempDir);
 
 impl Installation {
     /// Copies the command, and the libraries that cargo built in `built`, such as
     /// `target/release`. Error: something is not there, or cannot be written.
     pub fn of(command: &Path, built: &Path) -> io::Result<Self> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("rocinante-dropin-{}-{next}", std::process::id());
-        let place = Self(std::env::temp_dir().join(name));
+        let all = Permissions::from_mode(0o755);
+        let place = Self(tempfile::Builder::new().permissions(all).tempdir()?);
         let libraries = LIBRARIES.map(|(from, to)| (built.join(from), to));
         for (from, to) in [(command.to_owned(), COMMAND)].into_iter().chain(libraries) {
-            let to = place.0.join(to);
-            fs::create_dir_all(to.parent().unwrap_or(&place.0))?;
+            let to = place.0.path().join(to);
+            fs::create_dir_all(to.parent().unwrap_or(place.0.path()))?;
             fs::copy(&from, &to)
                 .map_err(|error| io::Error::other(format!("{}: {error}", from.display())))?;
             fs::set_permissions(&to, Permissions::from_mode(0o755))?;
         }
-        symlink("libibverbs.so.1", place.0.join("lib/rocinante/libibverbs.so"))?;
+        symlink("libibverbs.so.1", place.0.path().join("lib/rocinante/libibverbs.so"))?;
         // Every user puts its files here, as in /tmp.
         fs::create_dir(place.runtime())?;
         fs::set_permissions(place.runtime(), Permissions::from_mode(0o1777))?;
@@ -51,7 +50,7 @@ impl Installation {
     /// run by `emulator` on the libraries that cargo built for it in `built`. Error: something is
     /// not there, or cannot be written.
     pub fn add_foreign(&self, emulator: &str, root: &Path, built: &Path) -> io::Result<()> {
-        let place = self.0.join(FOREIGN);
+        let place = self.0.path().join(FOREIGN);
         fs::create_dir(&place)?;
         let copied = Command::new("cp").arg("-a").arg(root).arg(place.join("root")).status()?;
         if !copied.success() {
@@ -81,17 +80,17 @@ impl Installation {
 
     /// Where the scripts of [`add_foreign`](Self::add_foreign) lie.
     pub(crate) fn foreign(&self) -> PathBuf {
-        self.0.join(FOREIGN).join("bin")
+        self.0.path().join(FOREIGN).join("bin")
     }
 
     /// A directory of its own below, which every user can write to.
     pub(crate) fn runtime(&self) -> PathBuf {
-        self.0.join("run")
+        self.0.path().join("run")
     }
 
     /// The command's path.
     pub(crate) fn program(&self) -> PathBuf {
-        self.0.join(COMMAND)
+        self.0.path().join(COMMAND)
     }
 
     /// Writes a file that every user can read. Error: it cannot be written.
@@ -140,38 +139,28 @@ impl Installation {
     }
 }
 
-impl Drop for Installation {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_program_of_another_processor_is_started_by_its_emulator() {
-        let name = format!("rocinante-foreign-{}", std::process::id());
-        let place = std::env::temp_dir().join(name);
-        let (own, built, root) = (place.join("own"), place.join("built"), place.join("root"));
-        let _ = fs::remove_dir_all(&place);
-        for folder in [&own, &built, &root.join("usr/bin")] {
+        let (own, place) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let [built, root] = ["built", "root"].map(|name| place.path().join(name));
+        for folder in [&built, &root.join("usr/bin")] {
             fs::create_dir_all(folder).unwrap();
         }
         LIBRARIES.iter().for_each(|(from, _)| fs::write(built.join(from), "").unwrap());
         fs::write(root.join("usr/bin/rping"), "").unwrap();
-        let installed = Installation(own.clone());
+        let place_of = own.path().join(FOREIGN).display().to_string();
+        let installed = Installation(own);
         installed.add_foreign("echo", &root, &built).unwrap();
         let output = Command::new(installed.foreign().join("rping")).args(["-s", "a b"]).output();
-        let place_of = own.join(FOREIGN).display().to_string();
         let wanted = format!(
             "-L {place_of}/root -E LD_PRELOAD={place_of}/libibverbs.so.1:\
              {place_of}/librocinante_paths.so -E LD_LIBRARY_PATH={place_of} \
              {place_of}/root/usr/bin/rping -s a b\n"
         );
         assert_eq!(String::from_utf8(output.unwrap().stdout).unwrap(), wanted);
-        drop(installed);
-        fs::remove_dir_all(place).unwrap();
     }
 }

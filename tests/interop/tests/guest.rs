@@ -17,10 +17,10 @@ fn it_boots_runs_what_it_is_told_and_is_gone() {
     let lab = Lab::new(&LabConfig { containers: 1, ..LabConfig::default() }).unwrap();
     let image = Image::prepare().unwrap();
     assert!(image.packages().unwrap().contains("perftest"));
-    let share = std::env::temp_dir().join(format!("rocinante-share-{}", std::process::id()));
-    fs::create_dir_all(&share).unwrap();
+    let share = tempfile::TempDir::new().unwrap();
+    let share = share.path();
     let programs = Path::new(env!("CARGO_BIN_EXE_rocinante-interop")).parent().unwrap();
-    let config = GuestConfig { share: Some(share.clone()), ..GuestConfig::new(programs) };
+    let config = GuestConfig { share: Some(share.to_owned()), ..GuestConfig::new(programs) };
     let mut guest = Guest::boot(&lab, &image, &config).unwrap();
     eprintln!("Linux {}, {:?}", guest.kernel(), guest.accelerator());
 
@@ -32,7 +32,6 @@ fn it_boots_runs_what_it_is_told_and_is_gone() {
         "hello"
     );
     assert_eq!(fs::read_to_string(share.join("from-guest")).unwrap(), "back\n");
-    fs::remove_dir_all(&share).unwrap();
 
     // A command's caller does not wait for ever when the guest dies, and the machine goes with its
     // handle.

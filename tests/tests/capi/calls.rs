@@ -6,7 +6,7 @@ use std::process::Command;
 use nix::sys::signal::Signal;
 use rocinante_lab::{Container, LabConfig, Pair};
 use rocinante_tests::capi::{Library, librdmacm};
-use rocinante_tests::{require, require_lab, require_program};
+use rocinante_tests::{need, require};
 
 fn pair() -> Pair {
     Pair::new(&LabConfig::default()).unwrap()
@@ -15,8 +15,8 @@ fn pair() -> Pair {
 /// Each call's refusal has its errno, and the object that it named works as before.
 #[test]
 fn a_refusal_changes_nothing() {
-    require_lab!();
-    require_program!("cc");
+    require!(need::lab());
+    require!(need::program("cc"));
     let (library, pair) = (Library::new(), pair());
     let program = library.compiled("refusals.c", &["-libverbs"]);
     let done = library.run(&pair.containers()[0], &program).succeeded();
@@ -26,7 +26,7 @@ fn a_refusal_changes_nothing() {
 /// Threads of a program are cancelled in the calls in which they sleep. Nothing waits for them.
 #[test]
 fn a_sleeping_thread_is_cancelled() {
-    require_lab!();
+    require!(need::lab());
     require!(librdmacm());
     let (library, pair) = (Library::new(), pair());
     let [a, b] = pair.containers();
@@ -42,7 +42,7 @@ fn a_sleeping_thread_is_cancelled() {
 /// and a peer that is cut off.
 #[test]
 fn ways_of_librdmacm_are_the_kernels() {
-    require_lab!();
+    require!(need::lab());
     require!(librdmacm());
     let (library, pair) = (Library::new(), pair());
     let [a, b] = pair.containers();

@@ -14,7 +14,7 @@ use rocinante_lab::{Container, LabConfig, Pair};
 use rocinante_tests::capi::{Library, NOBODY, librdmacm};
 use rocinante_tests::harness::Backend;
 use rocinante_tests::running::{Done, Running};
-use rocinante_tests::{on_backends, require, require_backend, require_lab, require_program};
+use rocinante_tests::{need, on_backends, require};
 
 /// Starts a ping-pong's client anew until its server listens, and returns the client's result.
 fn once_it_listens(mut client: impl FnMut() -> Running) -> Done {
@@ -34,8 +34,8 @@ fn pair() -> Pair {
 
 #[test]
 fn devices_are_listed_and_described_and_nothing_is_opened() {
-    require_lab!();
-    require_program!("ibv_devinfo");
+    require!(need::lab());
+    require!(need::program("ibv_devinfo"));
     let (library, pair) = (Library::new(), pair());
     let [a, _] = pair.containers();
     let list = library.run(a, "ibv_devices").succeeded().out;
@@ -65,8 +65,8 @@ macro_rules! scripts {
         $(#[$doc])*
         #[test]
         fn $name() {
-            require_lab!();
-            require_program!("python3");
+            require!(need::lab());
+            require!(need::program("python3"));
             all_as_expected($script);
         }
     )*};
@@ -99,8 +99,8 @@ fn all_as_expected(script: &str) {
 
 #[test]
 fn an_open_device_takes_the_mtu_that_its_port_says() {
-    require_lab!();
-    require_program!("python3");
+    require!(need::lab());
+    require!(need::program("python3"));
     let (library, pair) = (Library::new(), pair());
     let [a, _] = pair.containers();
     let set_mtu = |mtu| a.netns().ip(&["link", "set", "eth0", "mtu", mtu]).unwrap();
@@ -116,8 +116,8 @@ fn an_open_device_takes_the_mtu_that_its_port_says() {
 /// Two contexts that make no object hear of their port, each by itself.
 #[test]
 fn contexts_without_objects_hear_of_their_port() {
-    require_lab!();
-    require_program!("python3");
+    require!(need::lab());
+    require!(need::program("python3"));
     let (library, pair) = (Library::new(), pair());
     let [a, _] = pair.containers();
     let own = a.ipv4().to_string();
@@ -154,8 +154,8 @@ fn contexts_without_objects_hear_of_their_port() {
 /// for it; at `_exit(2)` by the library of paths, which `rocinante run` preloads too.
 #[test]
 fn the_end_right_after_the_last_completion_leaves_the_peer_no_error() {
-    require_lab!();
-    require_program!("python3");
+    require!(need::lab());
+    require!(need::program("python3"));
     let (library, pair) = (Library::new(), pair());
     let [a, b] = pair.containers();
     let script = library.script("pong.py");
@@ -165,7 +165,7 @@ fn the_end_right_after_the_last_completion_leaves_the_peer_no_error() {
         server.says("ready");
         let mut client = library.command(&format!("{script} client {} {rounds} {how}", b.ipv4()));
         if how == "_exit" {
-            let preload = [library.0.join("libibverbs.so.1"), library.copy_of_paths()];
+            let preload = [library.path().join("libibverbs.so.1"), library.copy_of_paths()];
             let [verbs, paths] = preload.map(|path| path.display().to_string());
             client.env("LD_PRELOAD", format!("{verbs}:{paths}"));
         }
@@ -207,13 +207,13 @@ if child := os.fork():
 /// before the exit or are open still, and by its own process alone.
 #[test]
 fn counters_are_printed_once_at_the_exit() {
-    require_lab!();
-    require_program!("python3");
-    require_program!("ibv_rc_pingpong");
+    require!(need::lab());
+    require!(need::program("python3"));
+    require!(need::program("ibv_rc_pingpong"));
     let (library, pair) = (Library::new(), pair());
     let [a, b] = pair.containers();
     for (words, devices) in [(HOLD, &["roce0", "roce1"][..]), (CLOSE_AND_FORK, &["roce0"])] {
-        let script = library.0.join("script.py");
+        let script = library.path().join("script.py");
         fs::write(&script, words).unwrap();
         let mut command = library.command(&format!("/usr/bin/python3 {}", script.display()));
         command.env("ROCINANTE_COUNTERS", "1").stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -243,15 +243,15 @@ fn counters_are_printed_once_at_the_exit() {
 /// librspreload and libvma take over the names of calls: they get the calls of the program alone.
 #[test]
 fn calls_that_a_preloaded_library_takes_over_are_not_used() {
-    require_lab!();
-    require_program!("cc");
-    require_program!("ibv_rc_pingpong");
+    require!(need::lab());
+    require!(need::program("cc"));
+    require!(need::program("ibv_rc_pingpong"));
     let (library, pair) = (Library::new(), pair());
     let [a, b] = pair.containers();
     let taken = library.compiled("taken.c", &["-shared", "-fPIC"]);
     let start = |at: &Container, line: &str| {
         let mut command = library.command(line);
-        let ours = library.0.join("libibverbs.so.1");
+        let ours = library.path().join("libibverbs.so.1");
         command.env("LD_PRELOAD", format!("{taken}:{}", ours.display()));
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Running::of(at.spawn(&mut command).unwrap())
@@ -263,8 +263,8 @@ fn calls_that_a_preloaded_library_takes_over_are_not_used() {
 
 #[test]
 fn beside_a_program_that_has_afxdp_another_one_takes_packet_and_warns() {
-    require_backend!(Backend::Xdp);
-    require_program!("ibv_rc_pingpong");
+    require!(need::backend(Backend::Xdp));
+    require!(need::program("ibv_rc_pingpong"));
     let (library, pair) = (Library::new(), pair());
     let [a, b] = pair.containers();
     let start = |at: &Container, netdev: &str, level: &str, line: &str| {
@@ -289,11 +289,11 @@ fn beside_a_program_that_has_afxdp_another_one_takes_packet_and_warns() {
 
 #[test]
 fn the_log_says_what_is_bound_and_why_retries_are_exceeded() {
-    require_lab!();
-    require_program!("ibv_rc_pingpong");
+    require!(need::lab());
+    require!(need::program("ibv_rc_pingpong"));
     let (library, pair) = (Library::new(), pair());
     let [a, b] = pair.containers();
-    let file = library.0.join("log");
+    let file = library.path().join("log");
     fs::write(&file, "before\n").unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).unwrap();
     let words = "ibv_rc_pingpong -g 0 -n 1000000000";
@@ -342,10 +342,10 @@ const SHORTAGES: [&str; 7] = [
 
 #[test]
 fn a_process_that_runs_out_of_something_gets_an_errno() {
-    require_lab!();
-    require_program!("python3");
+    require!(need::lab());
+    require!(need::program("python3"));
     let (library, pair) = (Library::new(), pair());
-    let script = library.0.join("starved.py");
+    let script = library.path().join("starved.py");
     fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("data/capi/starved.py"), &script).unwrap();
     let mut failed = Vec::new();
     for shortage in SHORTAGES {
@@ -363,9 +363,9 @@ fn a_process_that_runs_out_of_something_gets_an_errno() {
 /// Without `/sys` and `/proc`, and where nothing can be written.
 #[test]
 fn a_bare_file_system_is_enough() {
-    require_lab!();
-    require_program!("ibv_rc_pingpong");
-    require_program!("unshare");
+    require!(need::lab());
+    require!(need::program("ibv_rc_pingpong"));
+    require!(need::program("unshare"));
     let (library, pair) = (Library::new(), pair());
     let [a, b] = pair.containers();
     let bare = |words: &str| {
@@ -373,7 +373,7 @@ fn a_bare_file_system_is_enough() {
             "mount -o remount,bind,ro / && mount -t tmpfs -o ro t /sys && mount -t tmpfs -o ro t \
              /proc && exec setpriv --reuid 65534 --regid 65534 --clear-groups env \
              LD_PRELOAD={0}/libibverbs.so.1 ROCINANTE_NETDEV=udp {words}",
-            library.0.display()
+            library.path().display()
         );
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-c", &script]).stdin(Stdio::null());
@@ -391,7 +391,7 @@ fn a_bare_file_system_is_enough() {
 /// Events, status codes, lengths of private data, ports, backlogs, signals: as the kernel has them.
 #[test]
 fn librdmacm_is_told_what_the_kernel_tells() {
-    require_lab!();
+    require!(need::lab());
     require!(librdmacm());
     let (library, pair) = (Library::new(), pair());
     let [a, b] = pair.containers();
@@ -401,7 +401,7 @@ fn librdmacm_is_told_what_the_kernel_tells() {
     let done = library.run(a, &format!("{program} {} neighbours", a.ipv4())).succeeded();
     assert!(done.out.ends_with("all as expected\n"), "{}", done.out);
     // A program that ends has its connections ended, as a closed file has. With few descriptors.
-    let script = library.0.join("few.sh");
+    let script = library.path().join("few.sh");
     fs::write(&script, format!("ulimit -n 64; exec {program} {} $1\n", b.ipv4())).unwrap();
     let script = format!("sh {}", script.display());
     let mut watches = library.start(b, &format!("{script} watch"));
@@ -414,7 +414,7 @@ fn librdmacm_is_told_what_the_kernel_tells() {
 /// once.
 #[test]
 fn librdmacm_without_import_slots_is_named_in_the_log() {
-    require_lab!();
+    require!(need::lab());
     require!(librdmacm());
     let (library, pair) = (Library::new(), pair());
     let [a, _] = pair.containers();
@@ -469,7 +469,7 @@ fn ids_are_told_that_their_device_is_gone((user, backend): (u32, &str)) {
 
 #[test]
 fn commands_to_rdma_cm_that_make_no_sense_get_an_errno() {
-    require_lab!();
+    require!(need::lab());
     require!(librdmacm());
     let (library, pair) = (Library::new(), pair());
     let [a, _] = pair.containers();

@@ -2,33 +2,12 @@
 //! their values.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 
+use super::evaluate::Dir;
 use super::run_bench;
 use rocinante::device::Backend;
-use rocinante_tests::{require_backend, require_lab};
+use rocinante_tests::{need, require};
 use serde_json::Value;
-
-/// A directory that is removed with the test.
-struct Dir(PathBuf);
-
-impl Dir {
-    fn new(name: &str) -> Self {
-        let name = format!("rocinante-bench-{name}-{}", std::process::id());
-        Self(std::env::temp_dir().join(name))
-    }
-
-    fn read(&self, file: &str) -> String {
-        let path = self.0.join(file);
-        std::fs::read_to_string(&path).unwrap_or_else(|why| panic!("{}: {why}", path.display()))
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 fn rows(out: &str) -> Vec<Value> {
     out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -69,13 +48,13 @@ fn is_complete(row: &Value) {
 
 #[test]
 fn rows_are_complete_and_the_report_has_them_all() {
-    require_lab!();
-    require_backend!(Backend::Packet);
-    let dir = Dir::new("report");
+    require!(need::lab());
+    require!(need::backend(Backend::Packet));
+    let dir = Dir::new();
     let done = run_bench(&format!(
         "--only write_bw,write_lat,write_rate,tcp-spin,tcp-blocking --netdev udp,packet --mtu 4096 --runs 2 --seconds 0.01 \
          --patient --json --report {}",
-        dir.0.display()
+        dir.path().display()
     ))
     .succeeded();
     let rows = rows(&done.out);
@@ -150,7 +129,7 @@ fn rows_are_complete_and_the_report_has_them_all() {
 
 #[test]
 fn every_measure_can_be_had() {
-    require_lab!();
+    require!(need::lab());
     let done = run_bench(
         "--only bandwidth,rate,latency,both,qps,small_buffers,links,fan_in,idle --netdev udp --mtu 4096 --runs 1 --seconds 0.02 \
          --patient --json",
@@ -253,7 +232,7 @@ fn senders_are_told(rows: &[Value]) {
 
 #[test]
 fn without_json_there_is_a_table() {
-    require_lab!();
+    require!(need::lab());
     let done = run_bench("--only write_lat --netdev udp --runs 1 --seconds 0.01 --patient");
     let done = done.succeeded();
     assert!(done.out.contains("| write_lat | udp | 64 | 4096 | 1 |"), "{}", done.out);

@@ -4,12 +4,12 @@
 use super::{Running, rocinante, words};
 use rocinante_lab::{Between, Hosts, Lab, LabConfig};
 use rocinante_tests::harness::Backend;
-use rocinante_tests::{require_backend, require_lab};
+use rocinante_tests::{need, require};
 use std::process::{Command, Stdio};
 
 #[test]
 fn a_link_that_takes_no_large_packets_is_named() {
-    require_lab!();
+    require!(need::lab());
     let lab = Lab::new(&LabConfig { mtu: 9000, ..LabConfig::default() }).unwrap();
     let port = lab.container(1).host_end();
     let mut ip = Command::new("ip");
@@ -58,13 +58,13 @@ fn a_link_that_takes_no_large_packets_is_named() {
 
 #[test]
 fn the_mtu_that_a_router_reports_is_named() {
-    require_lab!();
+    require!(need::lab());
     the_mtu_is_named("udp");
 }
 
 #[test]
 fn the_mtu_that_a_router_reports_is_named_on_packet() {
-    require_backend!(Backend::Packet);
+    require!(need::backend(Backend::Packet));
     the_mtu_is_named("packet");
 }
 

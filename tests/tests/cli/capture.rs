@@ -13,24 +13,14 @@ use rocinante_tests::on_backends;
 use rocinante_tests::running::PATIENCE;
 use serde_json::Value;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use tempfile::{NamedTempFile, TempPath};
 
 /// A file of a test, removed at its end.
-struct Written(PathBuf);
-
-impl Written {
-    fn new(test: &str) -> Self {
-        let name = format!("capture-{test}-{}.pcapng", std::process::id());
-        Self(std::env::temp_dir().join(name))
-    }
-}
-
-impl Drop for Written {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
+fn written() -> TempPath {
+    NamedTempFile::new().unwrap().into_temp_path()
 }
 
 fn capture(lab: &Lab, agent: &str, line: &str, file: &Path) -> Running {
@@ -93,12 +83,12 @@ fn packets_are_those_of_a_wire_on(backend: Backend) {
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let sides = traffic(&lab, &format!("perf write-bw --netdev {backend} -D 60 -s 60000 --json"));
     let end = lab.container(0).host_end();
-    let file = Written::new(&format!("{backend}"));
+    let file = written();
     let line = format!("--seconds 0.3 {end}");
     let (done, all) = until_enough(
         || {
-            let done = capture(&lab, "off", &line, &file.0).finish().succeeded();
-            (done, decoded(&file.0, ""))
+            let done = capture(&lab, "off", &line, &file).finish().succeeded();
+            (done, decoded(&file, ""))
         },
         |all| all["icrc_ok"].as_u64() > Some(100),
     );
@@ -111,15 +101,15 @@ fn packets_are_those_of_a_wire_on(backend: Backend) {
     let both_ways = |counts: &Value| counts["flows"].as_array().is_some_and(|it| it.len() > 1);
     let (done, flows) = until_enough(
         || {
-            let done = capture(&lab, "off", &line, &file.0).finish().succeeded();
-            (done, decoded(&file.0, "--flows"))
+            let done = capture(&lab, "off", &line, &file).finish().succeeded();
+            (done, decoded(&file, "--flows"))
         },
         both_ways,
     );
     let named = format!("queue pair {} (RC) with {}", qp["qpn"], lab.container(1).ipv4());
     assert!(done.err.contains(&named), "{}", done.err);
-    witnessed(&file.0);
-    let bytes = fs::read(&file.0).unwrap();
+    witnessed(&file);
+    let bytes = fs::read(&file).unwrap();
     assert!(bytes.windows(named.len()).any(|it| it == named.as_bytes()), "a comment");
     let flows = flows["flows"].as_array().unwrap();
     let numbers: Vec<&Value> = flows.iter().map(|flow| &flow["dest_qpn"]).collect();
@@ -127,26 +117,26 @@ fn packets_are_those_of_a_wire_on(backend: Backend) {
     assert!(numbers.contains(&&qp["qpn"]) && numbers.contains(&&qp["peer_qpn"]), "{numbers:?}");
     // A wrong number, and a place where no file can be.
     let line = format!("--qp 1 --seconds 0.1 {}", sides[0].child.id());
-    capture(&lab, "off", &line, &file.0).finish().failed(1, &["has no queue pair 1"]);
+    capture(&lab, "off", &line, &file).finish().failed(1, &["has no queue pair 1"]);
     let nowhere = Path::new("/nowhere/x.pcapng");
     let line = format!("--seconds 0.1 {end}");
     capture(&lab, "off", &line, nowhere).finish().failed(1, &["cannot be written"]);
     let full = capture(&lab, "off", &format!("--seconds 1 {end}"), Path::new("/dev/full"));
     full.finish().failed(1, &["/dev/full cannot be written"]);
-    capture(&lab, "off", "--seconds 1 nosuch", &file.0).finish().failed(1, &["is called nosuch"]);
+    capture(&lab, "off", "--seconds 1 nosuch", &file).finish().failed(1, &["is called nosuch"]);
     // A signal ends it with a whole file.
     let stopped = || {
-        let mut endless = capture(&lab, "off", end, &file.0);
+        let mut endless = capture(&lab, "off", end, &file);
         endless.says(&format!("at {end}"));
         std::thread::sleep(Duration::from_millis(200));
         kill(Pid::from_raw(endless.child.id().cast_signed()), Signal::SIGINT).unwrap();
         let done = endless.finish();
         assert_eq!(done.status, 130, "{}", done.err);
-        (done, decoded(&file.0, ""))
+        (done, decoded(&file, ""))
     };
     let (_, all) = until_enough(stopped, |all| all["icrc_ok"].as_u64() > Some(100));
     assert_eq!(all["icrc_bad"], 0);
-    witnessed(&file.0);
+    witnessed(&file);
 }
 
 /// tshark reads the same opcodes, PSNs and lengths of WRITEs.
@@ -190,15 +180,15 @@ fn datagrams_are_those_of_one_queue_pair() {
     waiting.says("waiting for a client");
     let mut sends = start(client, &format!("{line} {}", server.ipv4()));
     sends.says(" send-bw ");
-    let file = Written::new("ud");
+    let file = written();
     for (of, process, receives) in [(client, &sends, false), (server, &waiting, true)] {
         let qp = queue_pair(&lab, of);
         assert_eq!((&qp["service"], &qp["peer"]), (&"UD".into(), &Value::Null));
         let line = format!("--qp {} --seconds 0.3 {}", qp["qpn"], process.child.id());
         let (_, decoded) = until_enough(
             || {
-                let done = capture(&lab, "off", &line, &file.0).finish().succeeded();
-                (done, decoded(&file.0, "--flows"))
+                let done = capture(&lab, "off", &line, &file).finish().succeeded();
+                (done, decoded(&file, "--flows"))
             },
             |all| all["icrc_ok"].as_u64() > Some(10),
         );
@@ -208,7 +198,7 @@ fn datagrams_are_those_of_one_queue_pair() {
     }
     // Its interface goes down and comes up again, and then goes: the file is whole.
     let end = client.host_end();
-    let mut endless = capture(&lab, "off", end, &file.0);
+    let mut endless = capture(&lab, "off", end, &file);
     endless.says(&format!("at {end}"));
     std::thread::sleep(Duration::from_millis(200));
     for change in ["set {} down", "set {} up", "delete {}"] {
@@ -216,26 +206,26 @@ fn datagrams_are_those_of_one_queue_pair() {
         lab.host().command(&format!("ip link {}", change.replace("{}", end))).unwrap();
     }
     endless.finish().failed(1, &[&format!("{end} is not there any more")]);
-    assert_eq!(decoded(&file.0, "")["icrc_bad"], 0);
+    assert_eq!(decoded(&file, "")["icrc_bad"], 0);
 }
 
 /// An agent knows the containers by name, and their queue pairs.
 fn by_the_agent_on(backend: Backend) {
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let agent = Agent::start(lab.host(), &format!("capture-{backend}"));
+    let agent = Agent::start(lab.host());
     let [client, server] = [0, 1].map(|index| lab.container(index));
     let line = format!("perf write-bw --netdev {backend} -D 60 -s 1K --json");
     let mut waiting = handed::start(server, &agent, &line);
     waiting.says("waiting for a client");
     let mut writes = handed::start(client, &agent, &format!("{line} {}", server.ipv4()));
     writes.says(" write-bw ");
-    let file = Written::new(&format!("agent-{backend}"));
+    let file = written();
     let place = agent.state().join("stat.sock");
     let line = format!("--seconds 0.3 {}", server.host_end());
     let (done, all) = until_enough(
         || {
-            let done = capture(&lab, place.to_str().unwrap(), &line, &file.0);
-            (done.finish().succeeded(), decoded(&file.0, ""))
+            let done = capture(&lab, place.to_str().unwrap(), &line, &file);
+            (done.finish().succeeded(), decoded(&file, ""))
         },
         |all| all["icrc_ok"].as_u64() > Some(10),
     );
@@ -247,7 +237,7 @@ fn by_the_agent_on(backend: Backend) {
 /// A user without any right captures the own container's packets, and no others.
 fn of_the_own_container_on(backend: Backend) {
     let lab = Lab::new(&LabConfig { containers: 4, ..LabConfig::default() }).unwrap();
-    let agent = Agent::start(lab.host(), &format!("captures-{backend}"));
+    let agent = Agent::start(lab.host());
     let mut running = Vec::new();
     for (from, to) in [(0, 2), (1, 3)].map(|(from, to)| (lab.container(from), lab.container(to))) {
         let line = format!("perf write-bw --netdev {backend} -D 60 -s 60000 --json");
@@ -257,13 +247,13 @@ fn of_the_own_container_on(backend: Backend) {
         writes.says(" write-bw ");
         running.extend([waiting, writes]);
     }
-    let files = [0, 1, 3].map(|nth| (nth, Written::new(&format!("own-{backend}-{nth}"))));
+    let files = [0, 1, 3].map(|nth| (nth, written()));
     let captures: Vec<Running> = files
         .iter()
         .map(|(nth, file)| {
             // All of each packet, then a part.
             let snap = if *nth == 0 { "" } else { "--snap 128" };
-            let line = format!("capture --seconds 2 {snap} -w {}", file.0.display());
+            let line = format!("capture --seconds 2 {snap} -w {}", file.display());
             handed::start(lab.container(*nth), &agent, &line)
         })
         .collect();
@@ -273,7 +263,7 @@ fn of_the_own_container_on(backend: Backend) {
         assert!(done.err.contains(&format!("at {end}")), "{}", done.err);
     }
     for (nth, file) in &files {
-        let all = decoded(&file.0, "--flows");
+        let all = decoded(file, "--flows");
         assert_eq!(all["icrc_bad"], 0, "{all}");
         let flows = all["flows"].as_array().unwrap();
         let own = [*nth, (*nth + 2) % 4].map(|nth| lab.container(nth).ipv4().to_string());
@@ -286,12 +276,12 @@ fn of_the_own_container_on(backend: Backend) {
     // One of its queue pairs, by the pages of the own user.
     let [_, (nth, file), _] = &files;
     let qp = queue_pair(&lab, lab.container(*nth));
-    let line = format!("capture --seconds 2 --qp {} -w {}", qp["qpn"], file.0.display());
+    let line = format!("capture --seconds 2 --qp {} -w {}", qp["qpn"], file.display());
     handed::start(lab.container(*nth), &agent, &line).finish().succeeded();
-    let flows = decoded(&file.0, "--flows");
+    let flows = decoded(file, "--flows");
     assert_eq!(flows["flows"].as_array().unwrap().len(), 2, "{flows}");
     // On the host the agent takes none, and elsewhere there is none.
-    let line = format!("capture --seconds 0.1 -w {}", file.0.display());
+    let line = format!("capture --seconds 0.1 -w {}", file.display());
     let mut command = agent.asker(&rocinante(words(&line)));
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let here = Running::of(lab.host().spawn(&mut command).unwrap());
@@ -299,11 +289,11 @@ fn of_the_own_container_on(backend: Backend) {
 }
 
 on_backends! {
-    a_user_captures_the_own_container: Packet + require_machine_root =>
+    a_user_captures_the_own_container: Packet + machine_root =>
         of_the_own_container_on(Backend::Packet);
 }
 
 on_backends! {
-    the_agent_names_what_is_captured: Packet + require_machine_root =>
+    the_agent_names_what_is_captured: Packet + machine_root =>
         by_the_agent_on(Backend::Packet);
 }

@@ -3,12 +3,12 @@
 
 use super::run_bench;
 use rocinante::device::Backend;
-use rocinante_tests::{require_backend, require_lab};
+use rocinante_tests::{need, require};
 
 #[test]
 fn every_provider_has_every_figure() {
-    require_lab!();
-    require_backend!(Backend::Packet);
+    require!(need::lab());
+    require!(need::backend(Backend::Packet));
     let done =
         run_bench("compare --providers udp,packet --runs 1 --seconds 0.01 --mtu 1024 --json");
     let json = done.succeeded().json();

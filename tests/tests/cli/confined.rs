@@ -4,7 +4,7 @@
 use super::{Done, Running, rocinante, start_command, words};
 use rocinante::device::Backend;
 use rocinante_lab::{Container, Lab, LabConfig};
-use rocinante_tests::{confined, on_backends, require_machine_root};
+use rocinante_tests::{confined, need, on_backends, require};
 use std::process::Command;
 
 /// Starts a command line in a container, after `confine`.
@@ -64,7 +64,7 @@ on_backends! {
 /// podman's default profile, with the documented capabilities.
 #[test]
 fn a_seccomp_profile_is_named() {
-    require_machine_root!();
+    require!(need::machine_root());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let confine = |command: &mut Command| {
         confined::without_bpf(command);
@@ -83,7 +83,7 @@ fn a_seccomp_profile_is_named() {
 /// Without capabilities the agent is the way to `packet`: it is named where it is missing.
 #[test]
 fn a_missing_agent_is_named_by_what_was_lost() {
-    require_machine_root!();
+    require!(need::machine_root());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let missing = "there is no agent at /nowhere/agent.sock";
     let with = |agent| {

@@ -4,8 +4,8 @@
 use super::examples::{documents, path};
 use super::{Done, Running};
 use rocinante_lab::ChildGuard;
-use rocinante_tests::running::{install, install_script};
-use rocinante_tests::{require_machine_root, require_program};
+use rocinante_tests::running::{install, install_script, open_to_all};
+use rocinante_tests::{need, require};
 use rustix::process::{Resource, getrlimit};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
+use tempfile::TempDir;
 
 /// Names the environment variable with the folder of an unpacked archive, to try that one.
 const FOLDER_VARIABLE: &str = "ROCINANTE_FOLDER";
@@ -52,15 +53,14 @@ fn copy(from: &Path, to: &Path) {
 
 /// A root file system and all that podman keeps, in a directory that is removed at the end.
 pub(super) struct Image {
-    pub(super) folder: PathBuf,
+    pub(super) folder: TempDir,
     name: String,
 }
 
 impl Image {
     /// The contents of the workflow's image, made from this machine's programs.
     pub(super) fn new() -> Self {
-        let name = unique();
-        let image = Self { folder: std::env::temp_dir().join(&name), name };
+        let image = Self { folder: open_to_all(), name: unique() };
         let root = image.root();
         for directory in ["tmp", "proc", "sys", "dev", "etc", "opt/rocinante"] {
             fs::create_dir_all(root.join(directory)).unwrap();
@@ -86,7 +86,7 @@ impl Image {
     }
 
     pub(super) fn root(&self) -> PathBuf {
-        self.folder.join("root")
+        self.folder.path().join("root")
     }
 
     /// Adds a program or a library, and the libraries that it needs.
@@ -113,7 +113,8 @@ impl Image {
     pub(super) fn kept(&self) -> Vec<String> {
         let mut options = vec!["--storage-driver".to_owned(), "vfs".to_owned()];
         for (option, place) in [("--root", "store"), ("--runroot", "run"), ("--tmpdir", "state")] {
-            options.extend([option.to_owned(), self.folder.join(place).display().to_string()]);
+            options
+                .extend([option.to_owned(), self.folder.path().join(place).display().to_string()]);
         }
         options
     }
@@ -155,7 +156,6 @@ impl Drop for Image {
         if let Ok(mut removal) = ChildGuard::spawn(&mut remove) {
             let _ = removal.wait(Duration::from_secs(30));
         }
-        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
@@ -180,10 +180,10 @@ fn as_the_workflow_says(check: impl FnOnce(&[&str], &[&str])) {
 
 #[test]
 fn unmodified_programs_run_in_a_container_without_any_privilege() {
-    require_machine_root!();
-    require_program!("podman");
-    require_program!("ib_write_bw");
-    require_program!("ibv_rc_pingpong");
+    require!(need::machine_root());
+    require!(need::program("podman"));
+    require!(need::program("ib_write_bw"));
+    require!(need::program("ibv_rc_pingpong"));
     as_the_workflow_says(|options, words| {
         let image = Image::new();
         let what = "^(Uid|CapBnd|CapEff|NoNewPrivs|Seccomp):";
@@ -206,16 +206,13 @@ fn unmodified_programs_run_in_a_container_without_any_privilege() {
 
 /// The result of `perftest.sh` beside a `rocinante` that is a shell script with these cases.
 fn script(of_programs: &str) -> Done {
-    let folder = std::env::temp_dir().join(unique());
-    fs::create_dir_all(&folder).unwrap();
-    let program = folder.join("rocinante");
+    let folder = TempDir::new().unwrap();
+    let program = folder.path().join("rocinante");
     let text = format!("#!/bin/sh\nshift 4\ncase $1 in\n{of_programs}\nesac\n");
     install_script(text, &program, 0o755);
     let mut sh = Command::new("sh");
-    sh.arg(path("perftest.sh")).arg(&folder).stdin(Stdio::null());
-    let done = Running::start(&mut sh).finish();
-    fs::remove_dir_all(folder).unwrap();
-    done
+    sh.arg(path("perftest.sh")).arg(folder.path()).stdin(Stdio::null());
+    Running::start(&mut sh).finish()
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::{Addresses, Running, rocinante, run, with_results, words};
 use nix::sys::signal::Signal;
 use rocinante_lab::{ChildGuard, Lab, LabConfig, Match};
 use rocinante_tests::harness::wait_until;
-use rocinante_tests::{require_machine_root, require_nft, require_program, unique};
+use rocinante_tests::{need, require, unique};
 use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -69,8 +69,8 @@ fn decode_of_a_pipe_ends_by_a_signal() {
 /// The kernel discards a signal that a process with PID 1 does not handle.
 #[test]
 fn pid_1_ends_by_a_signal() {
-    require_machine_root!();
-    require_program!("unshare");
+    require!(need::machine_root());
+    require!(need::program("unshare"));
     for (line, says) in waiting().into_iter().step_by(3) {
         for (signal, status, _) in &SIGNALS[..2] {
             let mut command = Command::new("unshare");
@@ -225,7 +225,7 @@ fn an_ignored_signal_stays_ignored() {
 /// The results before the peer went silent are printed, with the counters.
 #[test]
 fn a_run_that_fails_has_figures_and_counters() {
-    require_nft!();
+    require!(need::nft());
     for test in ["write-bw", "read-lat"] {
         let lab = Lab::new(&LabConfig::default()).unwrap();
         let start = |index: usize, line: &str| {

@@ -6,7 +6,7 @@ use super::handed::Agent;
 use super::{Done, Running};
 use rocinante_lab::{ChildGuard, Lab, LabConfig};
 use rocinante_tests::running::{PATIENCE, install_script};
-use rocinante_tests::{require, require_machine_root, require_program};
+use rocinante_tests::{need, require};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -50,9 +50,9 @@ impl Engine {
     /// An engine whose program is this script, which gets the words of the example.
     fn new(example: &'static str, program: &str, script: impl FnOnce(&Image) -> String) -> Self {
         let lab = Lab::new(&LabConfig::default()).unwrap();
-        let agent = Agent::start(lab.host(), &format!("engine-{program}"));
+        let agent = Agent::start(lab.host());
         let image = Image::new();
-        let bin = image.folder.join("bin");
+        let bin = image.folder.path().join("bin");
         fs::create_dir_all(&bin).unwrap();
         let script = format!("#!/bin/sh\nset -e\n{}\n", script(&image));
         install_script(script, &bin.join(program), 0o755);
@@ -64,7 +64,7 @@ impl Engine {
     fn podman() -> Self {
         Self::new("podman.sh", "podman", |image| {
             let net = network(image, "");
-            let backend = image.folder.join("containers.conf");
+            let backend = image.folder.path().join("containers.conf");
             fs::write(&backend, "[network]\nnetwork_backend = \"cni\"\n").unwrap();
             let (podman, kept) = (found("podman"), image.kept().join(" "));
             // `run` comes before its options.
@@ -80,10 +80,10 @@ impl Engine {
     /// Docker's daemon, with a network of its own.
     fn docker() -> Self {
         let mut engine = Self::new("docker.sh", "docker", |image| {
-            let socket = image.folder.join("socket");
+            let socket = image.folder.path().join("socket");
             format!("exec {} -H unix://{} \"$@\"", found("docker").display(), socket.display())
         });
-        let folder = engine.image.folder.display().to_string();
+        let folder = engine.image.folder.path().display().to_string();
         engine.begin(&[
             "dockerd",
             "--storage-driver=vfs",
@@ -102,13 +102,13 @@ impl Engine {
     /// containerd, with its own command and a bridge of the CNI plugins.
     fn containerd() -> Self {
         let mut engine = Self::new("ctr.sh", "ctr", |image| {
-            let (ctr, socket) = (found("ctr"), image.folder.join("socket"));
+            let (ctr, socket) = (found("ctr"), image.folder.path().join("socket"));
             let ctr = format!("{} --address {}", ctr.display(), socket.display());
             format!(
                 "if [ $1 = run ]; then shift; set -- run --rootfs \"$@\"; fi\nexec {ctr} \"$@\""
             )
         });
-        let folder = engine.image.folder.display().to_string();
+        let folder = engine.image.folder.path().display().to_string();
         let net = network(&engine.image, r#", {"type": "rocinante-cni"}"#);
         let config = format!(
             "version = 2\nroot = {:?}\nstate = {:?}\ndisabled_plugins = [{:?}]\n\
@@ -142,7 +142,7 @@ impl Engine {
         let cdi = PathBuf::from(format!("{REPOSITORY}/host/agent/dist/cdi.json"));
         let sockets = self.agent.socket().parent().unwrap().to_owned();
         let cni = env!("CARGO_BIN_EXE_rocinante-cni-under-test").into();
-        let (folder, state) = (self.image.folder.clone(), self.agent.state());
+        let (folder, state) = (self.image.folder.path().to_owned(), self.agent.state());
         ["sh".into(), folder, sockets, state, cdi, AGENT.into(), cni]
     }
 
@@ -203,7 +203,7 @@ impl Engine {
 
 /// A folder with the configuration of a network of the CNI plugins, and of those behind them.
 fn network(image: &Image, behind: &str) -> String {
-    let (net, addresses) = (image.folder.join("net"), image.folder.join("addresses"));
+    let (net, addresses) = (image.folder.path().join("net"), image.folder.path().join("addresses"));
     fs::create_dir_all(&net).unwrap();
     let ranges = r#"[[{"subnet": "10.88.7.0/24"}]]"#;
     let addresses = addresses.display();
@@ -256,23 +256,23 @@ fn has_network_plugins() -> Result<(), &'static str> {
 
 #[test]
 fn podman_by_cdi_and_its_hook() {
-    require_machine_root!();
-    require_program!("podman");
+    require!(need::machine_root());
+    require!(need::program("podman"));
     require!(has_network_plugins());
     has_fast_ports(&Engine::podman(), "1000", "libpod");
 }
 
 #[test]
 fn docker_by_a_volume() {
-    require_machine_root!();
-    require_program!("dockerd");
+    require!(need::machine_root());
+    require!(need::program("dockerd"));
     has_fast_ports(&Engine::docker(), "1000", "docker");
 }
 
 #[test]
 fn containerd_by_a_mount_and_cni() {
-    require_machine_root!();
-    require_program!("ctr");
+    require!(need::machine_root());
+    require!(need::program("ctr"));
     require!(has_network_plugins());
     has_fast_ports(&Engine::containerd(), "0", "cni");
 }

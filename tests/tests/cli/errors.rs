@@ -71,12 +71,8 @@ fn a_server_that_closes_without_a_word_may_be_of_another_project() {
     other.join().unwrap();
 }
 
-/// A peer that answers correctly over TCP and sends nothing on UDP/4791.
-fn silent_server(address: Ipv4Addr) -> std::thread::JoinHandle<Vec<String>> {
-    translated_server(address, address)
-}
-
-/// As [`silent_server`], by its own words at another address.
+/// A peer that answers correctly over TCP and sends nothing on UDP/4791; by its own words at another
+/// address.
 fn translated_server(address: Ipv4Addr, own: Ipv4Addr) -> std::thread::JoinHandle<Vec<String>> {
     let listener = TcpListener::bind((address, 18515)).unwrap();
     let silence = UdpSocket::bind((address, 4791)).unwrap();
@@ -116,7 +112,7 @@ fn a_silent_peer_means_a_firewall() {
         "perf atomic-lat",
     ] {
         let addresses = Addresses::new();
-        let server = silent_server(addresses.server);
+        let server = translated_server(addresses.server, addresses.server);
         let start = Instant::now();
         let client = addresses.call(command);
         let no_reply =

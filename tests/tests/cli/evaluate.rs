@@ -7,31 +7,34 @@ use std::time::{Duration, Instant};
 
 use rocinante_tests::harness::wait_until;
 use rocinante_tests::running::{PATIENCE, install, install_script};
-use rocinante_tests::{
-    require_ethtool, require_lab, require_machine_root, require_nft, require_program, require_tc,
-    require_vxlan,
-};
+use rocinante_tests::{need, require};
 use serde_json::Value;
+use tempfile::TempDir;
 
 use super::{Done, Running, command, rocinante_bench, schema, words};
 
 /// A directory that is removed with the test.
-struct Dir(PathBuf);
+pub(super) struct Dir(TempDir);
 
 impl Dir {
-    fn new(name: &str) -> Self {
-        Self(std::env::temp_dir().join(format!("rocinante-evaluate-{name}-{}", std::process::id())))
+    pub(super) fn new() -> Self {
+        Self(TempDir::new().unwrap())
     }
 
-    fn read(&self, file: &str) -> String {
-        let path = self.0.join(file);
+    /// A directory below, which does not exist at first.
+    pub(super) fn path(&self) -> PathBuf {
+        self.0.path().join("report")
+    }
+
+    pub(super) fn read(&self, file: &str) -> String {
+        let path = self.path().join(file);
         std::fs::read_to_string(&path).unwrap_or_else(|why| panic!("{}: {why}", path.display()))
     }
 
     /// The lines of rows that are whole, by the row's key. Panics if one is there twice.
     fn rows(&self) -> BTreeMap<String, String> {
         let mut rows = BTreeMap::new();
-        let text = std::fs::read_to_string(self.0.join("rows.jsonl")).unwrap_or_default();
+        let text = std::fs::read_to_string(self.path().join("rows.jsonl")).unwrap_or_default();
         for line in text.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
             let row: Value = serde_json::from_str(line).unwrap();
             schema::check(&row);
@@ -55,12 +58,6 @@ impl Dir {
     }
 }
 
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 fn start(line: &str) -> Running {
     Running::start(&mut rocinante_bench(words(&format!("evaluate {line}"))))
 }
@@ -75,9 +72,9 @@ const SMALL: &str = "--quick --patient --modes udp,tcp-blocking,kernel --pairs 1
 /// Killed at some moments, a study has in the end the rows of one that was left alone.
 #[test]
 fn a_killed_study_goes_on_and_has_each_row_once() {
-    require_lab!();
-    let whole = Dir::new("whole");
-    let done = evaluate(&format!("{SMALL} --report {}", whole.0.display())).succeeded();
+    require!(need::lab());
+    let whole = Dir::new();
+    let done = evaluate(&format!("{SMALL} --report {}", whole.path().display())).succeeded();
     assert!(done.err.contains("left: size: udp"), "progress: {}", done.err);
     let first = done.out.lines().find(|line| line.starts_with("| small messages, soon |"));
     assert!(first.is_some_and(|line| line.contains("µs")), "{}", done.out);
@@ -85,8 +82,8 @@ fn a_killed_study_goes_on_and_has_each_row_once() {
     // 4 sizes of 3 modes; pairs, senders and neighbours: 2 numbers of 2 modes each; 3 loads of 2
     // modes; a message of 2 modes.
     assert_eq!(expected.len(), 12 + 3 * 4 + 6 + 2, "{expected:?}");
-    let dir = Dir::new("killed");
-    let mut study = start(&format!("{SMALL} --report {}", dir.0.display()));
+    let dir = Dir::new();
+    let mut study = start(&format!("{SMALL} --report {}", dir.path().display()));
     let mut before = BTreeMap::new();
     for rows in [1, 13] {
         let deadline = Instant::now() + 2 * PATIENCE;
@@ -100,9 +97,9 @@ fn a_killed_study_goes_on_and_has_each_row_once() {
         // A line that was being written.
         let cut = "{\"schema\":1,\"version\":\"0.1.0\",\"comm";
         let text = dir.read("rows.jsonl") + cut;
-        std::fs::write(dir.0.join("rows.jsonl"), text).unwrap();
+        std::fs::write(dir.path().join("rows.jsonl"), text).unwrap();
         before = kept;
-        study = start(&format!("--resume {}", dir.0.display()));
+        study = start(&format!("--resume {}", dir.path().display()));
         study.hears("the rows that are taken", |line| {
             assert!(line.contains("1 a line that was cut"), "{line}");
             line.contains("rows are taken")
@@ -120,7 +117,7 @@ fn a_killed_study_goes_on_and_has_each_row_once() {
     a_report_is_complete(&whole);
     a_report_is_complete(&dir);
     // There is nothing left to measure, or all of it on a machine that is busy or quiet by now.
-    let again = evaluate(&format!("--resume {}", dir.0.display())).succeeded();
+    let again = evaluate(&format!("--resume {}", dir.path().display())).succeeded();
     assert_eq!(dir.rows().into_keys().collect::<BTreeSet<_>>(), expected, "{}", again.err);
 }
 
@@ -167,10 +164,10 @@ fn ended_and_works_again(figures: &Value) {
 /// than its retries take. Then new programs work.
 #[test]
 fn what_ends_a_connection_is_seen_by_its_sender() {
-    require_lab!();
-    require_vxlan!();
-    let dir = Dir::new("failure");
-    evaluate(&format!("--patient --only failure --modes udp --report {}", dir.0.display()))
+    require!(need::lab());
+    require!(need::vxlan());
+    let dir = Dir::new();
+    evaluate(&format!("--patient --only failure --modes udp --report {}", dir.path().display()))
         .succeeded();
     for event in [0, 1, 3] {
         ended_and_works_again(&dir.figures("failure", "udp", event));
@@ -181,23 +178,23 @@ fn what_ends_a_connection_is_seen_by_its_sender() {
     for row in ["| udp | killed peer |", "| udp | pulled link |", "| udp | moved container |"] {
         assert!(report.contains(row), "{report}");
     }
-    let tcp = Dir::new("failure-tcp");
+    let tcp = Dir::new();
     let line = "--quick --patient --only failure --modes tcp-blocking";
-    evaluate(&format!("{line} --report {}", tcp.0.display())).succeeded();
+    evaluate(&format!("{line} --report {}", tcp.path().display())).succeeded();
     ended_and_works_again(&tcp.figures("failure", "tcp-blocking", 0));
 }
 
 /// The agent is killed and starts again: connections on ports that it opened go on.
 #[test]
 fn a_restarted_agent_disturbs_no_connection() {
-    require_lab!();
-    require_machine_root!();
+    require!(need::lab());
+    require!(need::machine_root());
     let agent = Path::new(env!("CARGO_BIN_EXE_rocinante-agent-under-test"));
-    let (dir, programs) = (Dir::new("agent"), programs("programs", &[(agent, "rocinante-agent")]));
+    let (dir, programs) = (Dir::new(), programs(&[(agent, "rocinante-agent")]));
     let line = "evaluate --quick --patient --only failure --modes packet-agent --report";
-    let bench = programs.0.join("rocinante-bench");
+    let bench = programs.0.path().join("rocinante-bench");
     let mut study = command(bench.to_str().unwrap(), words(line));
-    Running::start(study.arg(&dir.0)).finish_within(Duration::from_secs(300)).succeeded();
+    Running::start(study.arg(dir.path())).finish_within(Duration::from_secs(300)).succeeded();
     ended_and_works_again(&dir.figures("failure", "packet-agent", 0));
     let restarted = dir.figures("failure", "packet-agent", 2);
     assert_eq!(number(&restarted, "errors"), 0.0, "{restarted}");
@@ -205,12 +202,11 @@ fn a_restarted_agent_disturbs_no_connection() {
 }
 
 /// A directory of programs, with `rocinante-bench` in it.
-fn programs(name: &str, more: &[(&Path, &str)]) -> Dir {
-    let dir = Dir::new(name);
-    std::fs::create_dir(&dir.0).unwrap();
+fn programs(more: &[(&Path, &str)]) -> Dir {
+    let dir = Dir::new();
     let bench = Path::new(env!("CARGO_BIN_EXE_rocinante-bench-under-test"));
     for (program, name) in [(bench, "rocinante-bench")].iter().chain(more) {
-        install(program, &dir.0.join(name), 0o755);
+        install(program, &dir.0.path().join(name), 0o755);
     }
     dir
 }
@@ -218,28 +214,26 @@ fn programs(name: &str, more: &[(&Path, &str)]) -> Dir {
 /// A study by the program of such a directory.
 fn study(programs: &Dir, modes: &str, dir: &Dir) -> Command {
     let line = format!("--quick --patient --only size --modes {modes} --report");
-    let mut study = command(programs.0.join("rocinante-bench").to_str().unwrap(), ["evaluate"]);
-    study.args(line.split(' ')).arg(&dir.0);
+    let mut study =
+        command(programs.0.path().join("rocinante-bench").to_str().unwrap(), ["evaluate"]);
+    study.args(line.split(' ')).arg(dir.path());
     study
 }
 
 /// Programs of others print figures of all that they are asked for.
 #[test]
 fn unmodified_programs_are_measured() {
-    require_lab!();
-    require_program!("ib_write_bw");
-    require_program!("ucx_perftest");
+    require!(need::lab());
+    require!(need::program("ib_write_bw"));
+    require!(need::program("ucx_perftest"));
     // Cargo builds them beside this program.
     let built = |name| std::env::current_exe().unwrap().with_file_name(name);
-    let programs = programs(
-        "unmodified-programs",
-        &[
-            (Path::new(env!("CARGO_BIN_EXE_rocinante-under-test")), "rocinante"),
-            (&built("librocinante_ibverbs.so"), "libibverbs.so.1"),
-            (&built("librocinante_paths.so"), "librocinante_paths.so"),
-        ],
-    );
-    let dir = Dir::new("unmodified");
+    let programs = programs(&[
+        (Path::new(env!("CARGO_BIN_EXE_rocinante-under-test")), "rocinante"),
+        (&built("librocinante_ibverbs.so"), "libibverbs.so.1"),
+        (&built("librocinante_paths.so"), "librocinante_paths.so"),
+    ]);
+    let dir = Dir::new();
     let mut study = study(&programs, "perftest-udp,ucx-udp,bare-udp", &dir);
     Running::start(&mut study).finish_within(Duration::from_secs(300)).succeeded();
     for (mode, size, names) in [
@@ -274,17 +268,16 @@ esac
 /// Programs that are not there, die, lie, or print half of it leave a row with the reason.
 #[test]
 fn programs_that_fail_say_why() {
-    require_lab!();
-    let tools = Dir::new("actors-tools");
-    std::fs::create_dir(&tools.0).unwrap();
+    require!(need::lab());
+    let tools = Dir::new();
     let path = std::env::var_os("PATH").unwrap();
     let ip = std::env::split_paths(&path).map(|at| at.join("ip")).find(|at| at.exists());
-    std::os::unix::fs::symlink(ip.expect("the lab has it"), tools.0.join("ip")).unwrap();
-    let programs = programs("actors", &[]);
+    std::os::unix::fs::symlink(ip.expect("the lab has it"), tools.0.path().join("ip")).unwrap();
+    let programs = programs(&[]);
     let reasons = |modes: &str| {
-        let dir = Dir::new("actors-study");
+        let dir = Dir::new();
         let mut study = study(&programs, modes, &dir);
-        study.env("PATH", &tools.0);
+        study.env("PATH", tools.0.path());
         let done = Running::start(&mut study).finish_within(Duration::from_secs(120));
         done.failed(1, &["nothing was measured"]);
         let rows = dir.rows();
@@ -304,10 +297,10 @@ fn programs_that_fail_say_why() {
     of(&why, "ucx-udp", 64, &["ucx_perftest", "install ucx-utils"]);
     of(&why, "podman-udp", 64, &["not found in PATH: podman"]);
     for name in ["ib_write_lat", "ib_write_bw", "ucx_perftest"] {
-        std::fs::write(tools.0.join(name), "").unwrap();
+        std::fs::write(tools.0.path().join(name), "").unwrap();
     }
     of(&reasons("ucx-udp"), "ucx-udp", 64, &["rocinante is not there: cargo build"]);
-    install_script(ACTOR, &programs.0.join("rocinante"), 0o755);
+    install_script(ACTOR, &programs.0.path().join("rocinante"), 0o755);
     let why = reasons("perftest-udp,ucx-udp");
     of(&why, "perftest-udp", 64, &["ib_write_lat: figures that cannot be", "64 3000 1 9 -3"]);
     of(&why, "perftest-udp", 1 << 20, &["ib_write_bw: exit status: 1: it works", "signal: 9"]);
@@ -318,18 +311,18 @@ fn programs_that_fail_say_why() {
 /// Programs that run, and what they have started, do not outlive a study that is killed.
 #[test]
 fn programs_end_with_a_study_that_is_killed() {
-    require_lab!();
-    require_program!("ucx_perftest");
-    let (programs, dir) = (programs("outlived", &[]), Dir::new("outlived-study"));
+    require!(need::lab());
+    require!(need::program("ucx_perftest"));
+    let (programs, dir) = (programs(&[]), Dir::new());
     let pids = |dir: &Dir| {
-        let text = std::fs::read_to_string(dir.0.join("pids")).unwrap_or_default();
+        let text = std::fs::read_to_string(dir.0.path().join("pids")).unwrap_or_default();
         text.lines().map(str::to_owned).collect::<Vec<_>>()
     };
     let script = format!(
         "#!/bin/sh\nsleep 600 &\necho $! >> {0}/pids; echo $$ >> {0}/pids; wait\n",
-        programs.0.display()
+        programs.0.path().display()
     );
-    install_script(script, &programs.0.join("rocinante"), 0o755);
+    install_script(script, &programs.0.path().join("rocinante"), 0o755);
     let mut study = Running::start(&mut study(&programs, "ucx-udp", &dir));
     wait_until("both sides run", || pids(&programs).len() == 4);
     study.child.kill();
@@ -340,17 +333,17 @@ fn programs_end_with_a_study_that_is_killed() {
 /// A container of podman is measured like a process, and nothing of it is left.
 #[test]
 fn containers_of_podman_are_measured() {
-    require_lab!();
-    require_machine_root!();
-    require_program!("podman");
-    let (programs, dir) = (programs("podman", &[]), Dir::new("podman-study"));
+    require!(need::lab());
+    require!(need::machine_root());
+    require!(need::program("podman"));
+    let (programs, dir) = (programs(&[]), Dir::new());
     let mut study = study(&programs, "podman-udp", &dir);
     study.args(["--only", "start"]);
     Running::start(&mut study).finish_within(Duration::from_secs(300)).succeeded();
     let start = dir.figures("start", "podman-udp", 4);
     assert_eq!((number(&start, "got_udp"), number(&start, "lost")), (4.0, 0.0), "{start}");
     assert!(number(&dir.figures("size", "podman-udp", 1 << 20), "write_gbps") > 0.0);
-    let bench = programs.0.join("rocinante-bench");
+    let bench = programs.0.path().join("rocinante-bench");
     let of_it = || {
         let all = std::fs::read_dir("/proc").unwrap().flatten();
         all.filter(|entry| {
@@ -365,13 +358,13 @@ fn containers_of_podman_are_measured() {
 /// Each program has its backend, each control its verdict, and figures agree with each other.
 #[test]
 fn counts_add_up() {
-    require_lab!();
-    require_nft!();
-    require_tc!();
-    require_ethtool!();
-    let dir = Dir::new("counts");
+    require!(need::lab());
+    require!(need::nft());
+    require!(need::tc());
+    require!(need::ethtool());
+    let dir = Dir::new();
     let line = "--quick --patient --only start,control,rate,pressure --modes udp,tcp-blocking";
-    evaluate(&format!("{line} --report {}", dir.0.display())).succeeded();
+    evaluate(&format!("{line} --report {}", dir.path().display())).succeeded();
     for programs in [2, 20] {
         let start = dir.figures("start", "udp", programs);
         assert_eq!((number(&start, "got_udp"), number(&start, "lost")), (programs as f64, 0.0));
@@ -419,14 +412,16 @@ fn counts_add_up() {
 /// Rows of another version, and lines that are none, are not taken.
 #[test]
 fn only_rows_of_this_version_are_taken() {
-    require_lab!();
-    let dir = Dir::new("version");
-    let line = format!("--quick --patient --only load --modes udp --report {}", dir.0.display());
+    require!(need::lab());
+    let dir = Dir::new();
+    let line =
+        format!("--quick --patient --only load --modes udp --report {}", dir.path().display());
     evaluate(&line).succeeded();
     let rows = dir.rows();
     let text = dir.read("rows.jsonl").replace(env!("CARGO_PKG_VERSION"), "0.0.1");
-    std::fs::write(dir.0.join("rows.jsonl"), text + "hello\n").unwrap();
-    let line = format!("--resume {} --quick --patient --only load --modes udp", dir.0.display());
+    std::fs::write(dir.path().join("rows.jsonl"), text + "hello\n").unwrap();
+    let line =
+        format!("--resume {} --quick --patient --only load --modes udp", dir.path().display());
     let done = evaluate(&line).succeeded();
     for words in ["0 rows are taken", "4 of version 0.0.1", "1 no row"] {
         assert!(done.err.contains(words), "{words}: {}", done.err);
@@ -435,14 +430,15 @@ fn only_rows_of_this_version_are_taken() {
     let left = dir.read("left-out.jsonl");
     assert_eq!((left.lines().count(), left.matches("0.0.1").count()), (5, 4), "{left}");
     // Another study does not begin there.
-    evaluate(&format!("--quick --report {}", dir.0.display()))
+    evaluate(&format!("--quick --report {}", dir.path().display()))
         .failed(1, &["has a study already", "--resume"]);
 }
 
 #[test]
 fn what_makes_no_sense_is_refused() {
-    let dir = Dir::new("refused");
-    let at = dir.0.display();
+    let dir = Dir::new();
+    let at = dir.path();
+    let at = at.display();
     for (line, words) in [
         (format!("--report {at} --only scael"), ["\"scael\"", "size, scale, load, many_to_one"]),
         (format!("--report {at} --modes tcp"), ["\"tcp\"", "udp, packet, afxdp"]),
@@ -454,35 +450,34 @@ fn what_makes_no_sense_is_refused() {
     ] {
         evaluate(&line).failed(2, &words);
     }
-    assert!(!dir.0.exists(), "nothing was begun");
+    assert!(!dir.path().exists(), "nothing was begun");
     evaluate(&format!("--resume {at}")).failed(1, &["has no study", "--report"]);
-    std::fs::create_dir(&dir.0).unwrap();
-    std::fs::write(dir.0.join("letter.txt"), "dear").unwrap();
+    std::fs::create_dir(dir.path()).unwrap();
+    std::fs::write(dir.path().join("letter.txt"), "dear").unwrap();
     evaluate(&format!("--report {at}")).failed(1, &["files of others"]);
     evaluate(&format!("--report {at}/letter.txt")).failed(1, &["letter.txt"]);
     // The root of /proc takes no directory.
     evaluate("--report /proc/study").failed(1, &["/proc/study"]);
-    assert_eq!(std::fs::read_dir(&dir.0).unwrap().count(), 1, "nothing was left there");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing was left there");
 }
 
 /// A mode that cannot be had is in the rows, with the reason.
 #[test]
 fn modes_that_cannot_be_had_say_why() {
-    require_lab!();
-    let (dir, tools) = (Dir::new("none"), Dir::new("tools"));
-    std::fs::create_dir(&tools.0).unwrap();
+    require!(need::lab());
+    let (dir, tools) = (Dir::new(), Dir::new());
     let path = std::env::var_os("PATH").unwrap();
     let program =
         |name: &str| std::env::split_paths(&path).map(|at| at.join(name)).find(|at| at.exists());
     let ip = program("ip").expect("the lab has it");
-    std::os::unix::fs::symlink(ip, tools.0.join("ip")).unwrap();
+    std::os::unix::fs::symlink(ip, tools.0.path().join("ip")).unwrap();
     let line = format!(
         "evaluate --quick --patient --only size --modes iperf3,kernel --report {}",
-        dir.0.display()
+        dir.path().display()
     );
     let mut without = rocinante_bench(words(&line));
     let done =
-        Running::start(without.env("PATH", &tools.0)).finish_within(Duration::from_secs(120));
+        Running::start(without.env("PATH", tools.0.path())).finish_within(Duration::from_secs(120));
     done.failed(1, &["nothing was measured"]);
     let reason = |dir: &Dir, mode: &str| -> String {
         let mode = format!("\"mode\":\"{mode}\"");
@@ -495,14 +490,14 @@ fn modes_that_cannot_be_had_say_why() {
     let iperf3 = reason(&dir, "iperf3");
     assert!(iperf3.contains("cannot start iperf3") && iperf3.contains("install it"), "{iperf3}");
     assert!(reason(&dir, "kernel").contains("--devices"));
-    assert!(Path::new(&dir.0.join("report.html")).exists(), "the report says it, too");
+    assert!(dir.path().join("report.html").exists(), "the report says it, too");
     // One processor is too few for two sides that spin.
     let Some(taskset) = program("taskset") else { return };
-    let one = Dir::new("one");
+    let one = Dir::new();
     let bench = env!("CARGO_BIN_EXE_rocinante-bench-under-test");
     let line = format!(
         "--cpu-list 0 {bench} evaluate --quick --patient --only load --modes udp --report {}",
-        one.0.display()
+        one.path().display()
     );
     let mut alone = command(taskset.to_str().unwrap(), words(&line));
     Running::start(&mut alone)

@@ -3,7 +3,7 @@
 use super::{Running, rocinante};
 use nix::sys::signal::Signal;
 use rocinante_lab::{Lab, LabConfig};
-use rocinante_tests::require_lab;
+use rocinante_tests::{need, require};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
@@ -20,29 +20,28 @@ pub(super) fn documents(name: &str) -> Vec<Yaml> {
 /// The last step of the workflow, as a runner runs it: `bash -e`.
 #[test]
 fn the_workflow_measures_between_two_processes() {
-    require_lab!();
+    require!(need::lab());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let workflow = &documents("ci.yml")[0];
     let steps = workflow["jobs"]["rdma"]["steps"].as_vec().unwrap();
     let script = steps.last().unwrap()["run"].as_str().unwrap();
-    let folder = std::env::temp_dir().join(format!("rocinante-{}-workflow", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
+    let folder = tempfile::TempDir::new().unwrap();
+    let folder = folder.path();
     symlink(env!("CARGO_BIN_EXE_rocinante-under-test"), folder.join("rocinante")).unwrap();
     let path = std::env::var("PATH").unwrap();
     let mut bash = Command::new("bash");
-    bash.args(["-e", "-c", script]).current_dir(&folder).stdin(Stdio::null());
+    bash.args(["-e", "-c", script]).current_dir(folder).stdin(Stdio::null());
     bash.env("PATH", format!("{}:{path}", folder.display()));
     bash.stdout(Stdio::piped()).stderr(Stdio::piped());
     // Its loopback is a network of its own: 127.0.0.1 is free there.
     Running::of(lab.container(0).spawn(&mut bash).unwrap()).finish().succeeded();
     let result = fs::read_to_string(folder.join("result.txt")).unwrap();
     assert!(result.lines().last().unwrap().contains("gbps"), "{result}");
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn the_deployment_is_ready_and_its_policy_lets_rocev2_through() {
-    require_lab!();
+    require!(need::lab());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let documents = documents("kubernetes.yaml");
     let kind = |name| documents.iter().find(|it| it["kind"].as_str() == Some(name)).unwrap();

@@ -19,7 +19,7 @@ use rocinante_lab::{ChildGuard, Lab, LabConfig};
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until};
 use rocinante_tests::idle::Client;
-use rocinante_tests::{require_machine_root, with_idle_clients};
+use rocinante_tests::{need, require, with_idle_clients};
 
 use super::run::Installed;
 
@@ -36,7 +36,7 @@ with_idle_clients! { peers_are_told:
 /// left.
 fn peers_are_told(backend: Backend, test: &str) {
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let installed = Installed::new(test);
+    let installed = Installed::new();
     let [own, survivor] = [0, 1].map(|container| address(&lab, container, Family::V4));
     let side = Side::open(lab.container(1).netns(), survivor, &Setup::new(backend));
     side.run(|| {
@@ -85,7 +85,7 @@ const LOOK: &str = "read children < /proc/$$/task/$$/children; echo \"children: 
 
 #[test]
 fn a_program_sees_nothing_of_its_guardian() {
-    let installed = Installed::new("sees-nothing");
+    let installed = Installed::new();
     let look = |mut command: Command| {
         let output = command.stdin(Stdio::null()).output().unwrap();
         assert_eq!(output.status.code(), Some(3), "{output:?}");
@@ -103,11 +103,11 @@ fn a_program_sees_nothing_of_its_guardian() {
 
 #[test]
 fn a_program_that_is_pid_1_has_none() {
-    require_machine_root!();
+    require!(need::machine_root());
     if !Path::new("/usr/bin/unshare").exists() {
         rocinante_tests::skip!("no unshare: apt install util-linux");
     }
-    let installed = Installed::new("pid-1");
+    let installed = Installed::new();
     // Nor another program's, which would not know when this one ends.
     let script = format!("echo $$ ${{ROCINANTE_GUARDIAN:-none}}; {LOOK}");
     let run = installed.run(&["-v", "--", "sh", "-c", &script]);
@@ -126,7 +126,7 @@ fn a_program_that_is_pid_1_has_none() {
 /// even where that is root without rights.
 #[test]
 fn a_guardian_that_becomes_a_user_has_no_right() {
-    require_machine_root!();
+    require!(need::machine_root());
     for (user, group) in [(65534, 65533), (0, 0)] {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let line = format!("guardian --part be-for-one --user {user} --group {group}");

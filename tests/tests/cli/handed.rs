@@ -6,28 +6,26 @@ use rocinante::device::Backend;
 use rocinante_lab::{ChildGuard, Container, Lab, LabConfig, Match, Netns};
 use rocinante_netdev::handed::page::COUNTERS;
 use rocinante_tests::on_backends;
-use rocinante_tests::running::PATIENCE;
+use rocinante_tests::running::{PATIENCE, open_to_all};
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 
 /// `rocinante-agent` on a host of a lab.
 pub(super) struct Agent {
+    /// It ends before its files are removed: it would write its counters there.
     child: Option<ChildGuard>,
-    dir: PathBuf,
+    dir: TempDir,
 }
 
 impl Agent {
-    pub(super) fn start(host: &Netns, test: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("handed-{test}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&dir);
-        fs::create_dir(&dir).unwrap();
-        fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
-        let (config, state) = (dir.join("agent.toml"), dir.join("state/state.json"));
-        let socket = dir.join("socket/agent.sock");
+    pub(super) fn start(host: &Netns) -> Self {
+        let dir = open_to_all();
+        let [config, state, socket] = ["agent.toml", "state/state.json", "socket/agent.sock"]
+            .map(|name| dir.path().join(name));
         let guardian = env!("CARGO_BIN_EXE_rocinante-under-test");
         let lines = format!("socket = {socket:?}\nstate = {state:?}\nguardian = {guardian:?}\n");
         fs::write(&config, lines).unwrap();
@@ -38,12 +36,12 @@ impl Agent {
 
     /// Starts it and waits until it serves.
     pub(super) fn start_again(&mut self, host: &Netns) {
-        let notify = self.dir.join("notify");
+        let notify = self.dir.path().join("notify");
         let ready = UnixDatagram::bind(&notify).unwrap();
         ready.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut agent =
             command(env!("CARGO_BIN_EXE_rocinante-agent-under-test"), ["run", "--config"]);
-        agent.arg(self.dir.join("agent.toml")).env("NOTIFY_SOCKET", &notify);
+        agent.arg(self.dir.path().join("agent.toml")).env("NOTIFY_SOCKET", &notify);
         self.child = Some(host.spawn(&mut agent).unwrap());
         ready.recv(&mut [0; 64]).expect("the agent is ready");
         fs::remove_file(notify).unwrap();
@@ -55,16 +53,16 @@ impl Agent {
     }
 
     pub(super) fn config(&self) -> PathBuf {
-        self.dir.join("agent.toml")
+        self.dir.path().join("agent.toml")
     }
 
     /// The directory of its state.
     pub(super) fn state(&self) -> PathBuf {
-        self.dir.join("state")
+        self.dir.path().join("state")
     }
 
     pub(super) fn socket(&self) -> PathBuf {
-        self.dir.join("socket/agent.sock")
+        self.dir.path().join("socket/agent.sock")
     }
 
     /// The process id.
@@ -84,14 +82,6 @@ impl Agent {
             .env("ROCINANTE_AGENT", self.socket())
             .stdin(Stdio::null());
         command
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        // It would write its counters there.
-        drop(self.child.take());
-        let _ = fs::remove_dir_all(&self.dir);
     }
 }
 
@@ -121,7 +111,7 @@ fn start_with_right(container: &Container, line: &str) -> Running {
 /// own. Each is the first in its turn, reached from another container and from beside it.
 fn beside_others_on(backend: Backend) {
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let agent = Agent::start(lab.host(), &format!("beside-{backend}"));
+    let agent = Agent::start(lab.host());
     let [there, here] = [0, 1].map(|index| lab.container(index));
     for (first, managed) in [(0, ""), (1, "--cm"), (2, "--cm")] {
         let line = |nth: usize, netdev: &str| {
@@ -164,16 +154,16 @@ fn beside_others_on(backend: Backend) {
 }
 
 on_backends! {
-    a_handed_packet_lives_beside_others_on_its_address: Packet + require_machine_root =>
+    a_handed_packet_lives_beside_others_on_its_address: Packet + machine_root =>
         beside_others_on(Backend::Packet);
-    a_handed_afxdp_lives_beside_others_on_its_address: Xdp + require_machine_root =>
+    a_handed_afxdp_lives_beside_others_on_its_address: Xdp + machine_root =>
         beside_others_on(Backend::Xdp);
 }
 
 /// Two sides in two containers exchange messages and compare them, over both families.
 fn ping_pong_on(backend: Backend) {
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let agent = Agent::start(lab.host(), backend.name());
+    let agent = Agent::start(lab.host());
     let [client, server] = [0, 1].map(|index| lab.container(index));
     for to in [server.ipv4().to_string(), server.ipv6().unwrap().to_string()] {
         let line = format!("pingpong --netdev {backend}");
@@ -193,9 +183,9 @@ fn ping_pong_on(backend: Backend) {
 }
 
 on_backends! {
-    ping_pong_on_packet_without_a_capability: Packet + require_machine_root =>
+    ping_pong_on_packet_without_a_capability: Packet + machine_root =>
         ping_pong_on(Backend::Packet);
-    ping_pong_on_afxdp_without_a_capability: Xdp + require_machine_root =>
+    ping_pong_on_afxdp_without_a_capability: Xdp + machine_root =>
         ping_pong_on(Backend::Xdp);
 }
 
@@ -208,7 +198,7 @@ fn place_of(counter: &str) -> usize {
 /// own. Opening a device waits for no page.
 fn counters_stay_with_the_agent_on(backend: Backend) {
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let agent = Agent::start(lab.host(), &format!("counts-{backend}"));
+    let agent = Agent::start(lab.host());
     let [client, server] = [0, 1].map(|index| lab.container(index));
     let line = format!("pingpong --netdev {backend}");
     let mut waiting = start(server, &agent, &line);
@@ -242,9 +232,9 @@ fn counters_stay_with_the_agent_on(backend: Backend) {
 }
 
 on_backends! {
-    counters_stay_with_the_agent_on_udp: Udp + require_machine_root =>
+    counters_stay_with_the_agent_on_udp: Udp + machine_root =>
         counters_stay_with_the_agent_on(Backend::Udp);
-    counters_stay_with_the_agent_on_packet: Packet + require_machine_root =>
+    counters_stay_with_the_agent_on_packet: Packet + machine_root =>
         counters_stay_with_the_agent_on(Backend::Packet);
 }
 
@@ -252,7 +242,7 @@ on_backends! {
 /// their ports nor the programs at the host's ends are the agent's.
 fn messages_flow_while_the_agent_is_killed_on(backend: Backend) {
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let mut agent = Agent::start(lab.host(), &format!("killed-{backend}"));
+    let mut agent = Agent::start(lab.host());
     let [client, server] = [0, 1].map(|index| lab.container(index));
     let line = format!("pingpong --netdev {backend}");
     let mut waiting = start(server, &agent, &line);
@@ -287,8 +277,8 @@ fn messages_flow_while_the_agent_is_killed_on(backend: Backend) {
 }
 
 on_backends! {
-    messages_flow_on_packet_while_the_agent_is_killed: Packet + require_machine_root + require_nft =>
+    messages_flow_on_packet_while_the_agent_is_killed: Packet + machine_root + nft =>
         messages_flow_while_the_agent_is_killed_on(Backend::Packet);
-    messages_flow_on_afxdp_while_the_agent_is_killed: Xdp + require_machine_root + require_nft =>
+    messages_flow_on_afxdp_while_the_agent_is_killed: Xdp + machine_root + nft =>
         messages_flow_while_the_agent_is_killed_on(Backend::Xdp);
 }

@@ -3,7 +3,7 @@
 use super::{Addresses, Done, Running, both, run, start, words};
 use nix::sys::signal::Signal;
 use rocinante_lab::{Container, Lab, LabConfig};
-use rocinante_tests::require_lab;
+use rocinante_tests::{need, require};
 use serde_json::Value;
 use std::net::Ipv6Addr;
 use std::process::Command;
@@ -216,7 +216,7 @@ fn link_local(container: &Container) -> Option<Ipv6Addr> {
 
 #[test]
 fn addresses_are_taken_as_users_name_them() {
-    require_lab!();
+    require!(need::lab());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let [there, here] = [lab.container(1), lab.container(0)];
     let v4 = there.ipv4().to_string();
@@ -258,7 +258,7 @@ fn addresses_are_taken_as_users_name_them() {
 /// One server for clients by IPv4, by IPv6 and by loopback.
 #[test]
 fn servers_without_an_address_listen_on_all() {
-    require_lab!();
+    require!(need::lab());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let [there, here] = [lab.container(1), lab.container(0)];
     let (v4, v6) = (there.ipv4().to_string(), there.ipv6().map(|v6| v6.to_string()));
@@ -298,7 +298,7 @@ fn servers_without_an_address_listen_on_all() {
 /// Of the devices that such a server opens, counters are of the one that the client came to.
 #[test]
 fn a_server_on_all_addresses_counts_where_its_client_is() {
-    require_lab!();
+    require!(need::lab());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let container = lab.container(0);
     let mut server = start(container, "rping -s -P --netdev udp --counters");
@@ -317,7 +317,7 @@ fn with_udp(line: &str) -> String {
 /// Two terminals on one machine, and not one option.
 #[test]
 fn loopback_needs_no_addresses() {
-    require_lab!();
+    require!(need::lab());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let container = lab.container(0);
     let mut server = start(container, "pingpong -P");

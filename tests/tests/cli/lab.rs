@@ -3,7 +3,7 @@
 use super::{Done, start};
 use rocinante::device::Backend;
 use rocinante_lab::{Lab, LabConfig, Match};
-use rocinante_tests::{on_backends, require_backend, require_lab, require_nft};
+use rocinante_tests::{need, on_backends, require};
 
 /// Server in the second container, client in the first; no addresses are given.
 fn between(lab: &Lab, server: &str, client: &str) -> (Done, Done) {
@@ -16,7 +16,7 @@ fn between(lab: &Lab, server: &str, client: &str) -> (Done, Done) {
 
 #[test]
 fn addresses_are_found_by_the_routes() {
-    require_lab!();
+    require!(need::lab());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let (server, client) = between(&lab, "pingpong", "pingpong -c -n 100 --json");
     let server = server.succeeded();
@@ -31,7 +31,7 @@ fn addresses_are_found_by_the_routes() {
 
 #[test]
 fn ipv6_works_as_well() {
-    require_lab!();
+    require!(need::lab());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let Some(address) = lab.container(1).ipv6() else {
         rocinante_tests::skip!("no IPv6 here");
@@ -63,7 +63,7 @@ fn every_test_over(backend: Backend) {
 
 #[test]
 fn a_host_that_is_not_there_is_named() {
-    require_lab!();
+    require!(need::lab());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let [a, b, c, _] = lab.container(0).ipv4().octets();
     let nobody = format!("{a}.{b}.{c}.77");
@@ -75,7 +75,7 @@ fn a_host_that_is_not_there_is_named() {
 
 #[test]
 fn a_rule_of_the_own_namespace_is_named() {
-    require_nft!();
+    require!(need::nft());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let rules = "add table inet t; add chain inet t out { type filter hook output priority 0; }; add rule inet t out udp \
                  dport 4791 drop";
@@ -95,7 +95,7 @@ on_backends! {
 
 #[test]
 fn the_hosts_firewall_is_named_and_harms_nobody_once_removed() {
-    require_nft!();
+    require!(need::nft());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let rule = lab.block(&Match::roce()).unwrap();
     let (server, client) = between(&lab, "pingpong --netdev udp", "pingpong --netdev udp");
@@ -113,7 +113,7 @@ fn the_hosts_firewall_is_named_and_harms_nobody_once_removed() {
 
 #[test]
 fn a_path_mtu_that_does_not_fit_is_named() {
-    require_lab!();
+    require!(need::lab());
     let lab = Lab::new(&LabConfig { mtu: 1500, ..LabConfig::default() }).unwrap();
     let (server, client) = between(&lab, "pingpong --netdev udp", "pingpong --netdev udp -m 4096");
     let words = ["path MTU 4096 does not fit eth0, whose link MTU is 1500", "-m 1024"];
@@ -125,7 +125,7 @@ fn a_path_mtu_that_does_not_fit_is_named() {
 /// errors: the counters explain them.
 #[test]
 fn what_packet_reads_twice_is_explained() {
-    require_backend!(Backend::Packet);
+    require!(need::backend(Backend::Packet));
     for (backend, guards) in [("packet", true), ("udp", false)] {
         let lab = Lab::new(&LabConfig::default()).unwrap();
         let mut server = start(

@@ -3,12 +3,7 @@
 use super::{rocinante, run, words};
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
 use std::process::Command;
-
-fn temporary(name: &str) -> PathBuf {
-    std::env::temp_dir().join(format!("rocinante-{}-{name}", std::process::id()))
-}
 
 /// The commands that `rocinante --help` lists.
 fn commands() -> BTreeSet<String> {
@@ -44,9 +39,9 @@ fn bash_offers(script: &str, line: &str) -> BTreeSet<String> {
 
 #[test]
 fn bash_completes_commands_and_options() {
-    let script = temporary("completions.bash");
-    fs::write(&script, run("completions bash").succeeded().out).unwrap();
-    let script = script.to_str().unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(&file, run("completions bash").succeeded().out).unwrap();
+    let script = file.path().to_str().unwrap();
     let commands = commands();
     assert!(commands.contains("pingpong") && commands.contains("completions"), "{commands:?}");
     let offered = bash_offers(script, "rocinante ");
@@ -61,7 +56,6 @@ fn bash_completes_commands_and_options() {
     }
     let offered = bash_offers(script, "rocinante pingpong --netdev ");
     assert_eq!(offered, ["afxdp", "auto", "packet", "udp"].map(str::to_owned).into());
-    fs::remove_file(script).unwrap();
 }
 
 #[test]
@@ -75,7 +69,8 @@ fn each_shell_has_its_completions() {
 
 #[test]
 fn each_command_has_a_man_page_with_its_options() {
-    let directory = temporary("man");
+    let directory = tempfile::TempDir::new().unwrap();
+    let directory = directory.path().join("man");
     assert!(rocinante(["man".as_ref(), directory.as_os_str()]).status().unwrap().success());
     let commands = commands();
     let mut expected: BTreeSet<String> =
@@ -95,7 +90,6 @@ fn each_command_has_a_man_page_with_its_options() {
     }
     let page = fs::read_to_string(directory.join("rocinante.1")).unwrap().replace("\\-", "-");
     assert!(page.contains("rocinante-pingpong(1)") && !page.contains("lab-worker"), "{page}");
-    fs::remove_dir_all(&directory).unwrap();
     let under_a_file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml/man");
     run(&format!("man {under_a_file}")).failed(1, &["rocinante man: ", "Cargo.toml/man"]);
 }

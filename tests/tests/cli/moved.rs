@@ -43,7 +43,7 @@ fn until_lets_out(agent: &Agent, host_end: &str, address: IpAddr, is_let: bool) 
 fn connections_follow_a_container_on(backend: Backend) {
     let shape = Hosts { hosts: 3, containers_each: 1, between: Between::Vxlan { ipv6: false } };
     let lab = Lab::of_hosts(&shape, &LabConfig::default()).unwrap();
-    let agents = [1, 2].map(|at| Agent::start(lab.host_of(at), &format!("moved-{backend}-{at}")));
+    let agents = [1, 2].map(|at| Agent::start(lab.host_of(at)));
     let [peer, old, new] = [0, 1, 2].map(|at| lab.container(at));
     let ends = [old, new].map(Container::host_end);
     let serves = format!("pingpong --cm --netdev {backend}");
@@ -80,7 +80,7 @@ fn connections_follow_a_container_on(backend: Backend) {
 
 on_backends! {
     connections_follow_a_container_to_another_host_on_packet:
-        Packet + require_machine_root + require_nft => connections_follow_a_container_on(Backend::Packet);
+        Packet + machine_root + nft => connections_follow_a_container_on(Backend::Packet);
     connections_follow_a_container_to_another_host_on_afxdp:
-        Xdp + require_machine_root + require_nft => connections_follow_a_container_on(Backend::Xdp);
+        Xdp + machine_root + nft => connections_follow_a_container_on(Backend::Xdp);
 }

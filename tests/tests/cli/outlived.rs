@@ -18,7 +18,7 @@ use rocinante_lab::{ChildGuard, Container, Lab, LabConfig};
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until};
 use rocinante_tests::idle::{Client, be_client};
-use rocinante_tests::{require_backend, require_machine_root, test_name};
+use rocinante_tests::{need, require, test_name};
 
 use super::handed::Agent;
 use super::run::Installed;
@@ -34,8 +34,8 @@ macro_rules! outlived {
         #[test]
         fn $name() {
             be_client(Backend::$backend);
-            require_machine_root!();
-            require_backend!(Backend::$backend);
+            require!(need::machine_root());
+            require!(need::backend(Backend::$backend));
             $work(Backend::$backend, test_name!());
         }
     )*};
@@ -116,9 +116,9 @@ fn wards(agent: &Agent) -> usize {
     links.filter(|link| link.to_string_lossy().starts_with("/memfd:rocinante (")).count()
 }
 
-fn are_told(backend: Backend, test: &str) {
+fn are_told(_: Backend, test: &str) {
     with_scene(3, |scene| {
-        let agent = Agent::start(scene.lab.host(), &format!("outlived-{backend}"));
+        let agent = Agent::start(scene.lab.host());
         let [first, second] = [0, 1].map(|index| scene.lab.container(index));
         let program = || agent.asker(&myself(test));
         let mut one = scene.start(first, first.ipv4().into(), program());
@@ -146,7 +146,7 @@ fn are_told(backend: Backend, test: &str) {
 
 fn are_told_by_another_agent(_: Backend, test: &str) {
     with_scene(2, |scene| {
-        let mut agent = Agent::start(scene.lab.host(), "outlived-again");
+        let mut agent = Agent::start(scene.lab.host());
         let first = scene.lab.container(0);
         let own = first.ipv4().into();
         let mut one = scene.start(first, own, agent.asker(&myself(test)));
@@ -168,8 +168,8 @@ fn are_told_by_another_agent(_: Backend, test: &str) {
 /// lets one of them do it.
 fn of_run_are_told(_: Backend, test: &str) {
     with_scene(2, |scene| {
-        let agent = Agent::start(scene.lab.host(), "outlived-run");
-        let installed = Installed::new(test);
+        let agent = Agent::start(scene.lab.host());
+        let installed = Installed::new();
         let first = scene.lab.container(0);
         let start = || {
             let mut run = installed.run(&["--"]);
@@ -214,13 +214,13 @@ fn many_at_once() {
     const NAME: &str = "cli::outlived::many_at_once";
     const MANY: &str = "ROCINANTE_TEST_MANY";
     be_client(Backend::Udp);
-    require_machine_root!();
+    require!(need::machine_root());
     let count = std::env::var(MANY).map_or(12, |number| number.parse().unwrap());
     let modes = [("neither", 1), ("agent", 1), ("agent", count), ("run", 1)];
     for (mode, containers) in modes {
         with_scene(containers as u8 + 1, |scene| {
-            let agent = (mode == "agent").then(|| Agent::start(scene.lab.host(), "outlived-many"));
-            let installed = Installed::new(NAME);
+            let agent = (mode == "agent").then(|| Agent::start(scene.lab.host()));
+            let installed = Installed::new();
             let (mut programs, mut connections) = (Vec::<ChildGuard>::new(), Vec::new());
             for nth in 0..count {
                 let container = scene.lab.container(nth % containers);

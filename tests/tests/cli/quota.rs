@@ -13,7 +13,7 @@ use rocinante_lab::{ChildGuard, Container, Lab, LabConfig, exit_with_parent};
 use rocinante_tests::alone::myself;
 use rocinante_tests::capi::Library;
 use rocinante_tests::harness::wait_until;
-use rocinante_tests::{require_machine_root, test_name};
+use rocinante_tests::{need, require, test_name};
 
 use super::handed::Agent;
 
@@ -116,9 +116,9 @@ fn limit(agent: &Agent, rdma_max: &str) {
 #[test]
 fn processes_of_a_container_share_its_limits_and_get_eagain_and_enomem() {
     be_program();
-    require_machine_root!();
+    require!(need::machine_root());
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let mut agent = Agent::start(lab.host(), "quota");
+    let mut agent = Agent::start(lab.host());
     let (again, no_memory) = (format!("quota {}", libc::EAGAIN), format!("quota {}", libc::ENOMEM));
     let [here, there] = [0, 1].map(|index| lab.container(index));
     let program = |agent: &Agent, container| Program::start(container, agent, test_name!());
@@ -179,9 +179,9 @@ fn processes_of_a_container_share_its_limits_and_get_eagain_and_enomem() {
 #[test]
 fn a_program_at_its_limit_of_contexts_opens_no_port() {
     be_program();
-    require_machine_root!();
+    require!(need::machine_root());
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let mut agent = Agent::start(lab.host(), "quota-ports");
+    let mut agent = Agent::start(lab.host());
     limit(&agent, "hca_handle=1");
     // It may not have read them yet.
     agent.kill();
@@ -209,9 +209,9 @@ fn a_program_at_its_limit_of_contexts_opens_no_port() {
 
 #[test]
 fn a_program_of_libibverbs_gets_the_errno_of_the_kernels_controller() {
-    require_machine_root!();
+    require!(need::machine_root());
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let mut agent = Agent::start(lab.host(), "quota-capi");
+    let mut agent = Agent::start(lab.host());
     limit(&agent, "hca_handle=1 hca_object=9 mr_bytes=10000");
     // It may not have read them yet.
     agent.kill();

@@ -24,7 +24,7 @@ fn passed(host: &Netns, link: &str) -> (u64, u64) {
 
 fn messages_pass_the_rates_on(backend: Backend) {
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let mut agent = Agent::start(lab.host(), &format!("rates-{backend}"));
+    let mut agent = Agent::start(lab.host());
     let class = "[[class]]\nname = \"slow\"\ncontainers = [\"veth0\"]\nports_max = 3\n\
                  ingress_rate = \"20mbit\"\negress_rate = \"20mbit\"\n";
     let lines = fs::read_to_string(agent.config()).unwrap();
@@ -71,8 +71,8 @@ fn messages_pass_the_rates_on(backend: Backend) {
 }
 
 on_backends! {
-    messages_of_packet_pass_the_rates_of_a_class: Packet + require_machine_root =>
+    messages_of_packet_pass_the_rates_of_a_class: Packet + machine_root =>
         messages_pass_the_rates_on(Backend::Packet);
-    messages_of_afxdp_pass_the_rates_of_a_class: Xdp + require_machine_root =>
+    messages_of_afxdp_pass_the_rates_of_a_class: Xdp + machine_root =>
         messages_pass_the_rates_on(Backend::Xdp);
 }

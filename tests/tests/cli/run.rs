@@ -6,60 +6,60 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use rocinante_tests::require_machine_root;
-use rocinante_tests::running::{install, install_script};
+use rocinante_tests::running::{install, install_script, open_to_all};
+use rocinante_tests::{need, require};
+use tempfile::TempDir;
 
 const CANNOT: i32 = 126;
 const NOT_FOUND: i32 = 127;
 const NOBODY: u32 = 65534;
 
 /// An installation in a directory of its own, which every user can read.
-pub(super) struct Installed(PathBuf);
+pub(super) struct Installed(TempDir);
 
 impl Installed {
     /// In the place of libibverbs.so.1 there is a library that every program has anyhow, so that
     /// preloading it has no effect but the loader's verdict.
-    pub(super) fn new(name: &str) -> Self {
-        let name = name.replace(':', "-");
-        let place = format!("rocinante-run-{name}-{}", std::process::id());
-        let installed = Self(std::env::temp_dir().join(place));
-        fs::create_dir_all(installed.0.join("lib/rocinante")).unwrap();
+    pub(super) fn new() -> Self {
+        let installed = Self(open_to_all());
+        fs::create_dir_all(installed.0.path().join("lib/rocinante")).unwrap();
         installed.copy(Path::new(env!("CARGO_BIN_EXE_rocinante-under-test")), "rocinante", 0o755);
         let mapped = fs::read_to_string("/proc/self/maps").unwrap();
         let library = mapped.lines().find_map(|line| {
             line.split(' ').next_back().filter(|path| path.contains("/libgcc_s.so"))
         });
         installed.copy(Path::new(library.unwrap()), "lib/rocinante/libibverbs.so.1", 0o644);
-        symlink("libibverbs.so.1", installed.0.join("lib/rocinante/libibverbs.so")).unwrap();
+        symlink("libibverbs.so.1", installed.0.path().join("lib/rocinante/libibverbs.so")).unwrap();
         // Beside the program, and in `../lib/rocinante` from its directory.
-        fs::create_dir(installed.0.join("bin")).unwrap();
-        fs::rename(installed.0.join("rocinante"), installed.0.join("bin/rocinante")).unwrap();
+        fs::create_dir(installed.0.path().join("bin")).unwrap();
+        fs::rename(installed.0.path().join("rocinante"), installed.0.path().join("bin/rocinante"))
+            .unwrap();
         installed
     }
 
     fn copy(&self, from: &Path, to: &str, mode: u32) -> PathBuf {
-        let to = self.0.join(to);
+        let to = self.0.path().join(to);
         install(from, &to, mode);
         to
     }
 
     fn file(&self, name: &str, mode: u32, bytes: &[u8]) -> String {
-        let path = self.0.join(name);
+        let path = self.0.path().join(name);
         install_script(bytes, &path, mode);
         path.into_os_string().into_string().unwrap()
     }
 
     /// `rocinante run WORDS`.
     pub(super) fn run(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(self.0.join("bin/rocinante"));
+        let mut command = Command::new(self.0.path().join("bin/rocinante"));
         command.arg("run").args(words).stdin(Stdio::null());
-        command.env("XDG_RUNTIME_DIR", &self.0).env_remove("ROCINANTE_NETDEV");
+        command.env("XDG_RUNTIME_DIR", self.0.path()).env_remove("ROCINANTE_NETDEV");
         command
     }
 
     /// The directory.
     pub(super) fn place(&self) -> &Path {
-        &self.0
+        self.0.path()
     }
 
     /// Asserts that a program is refused with this status and these words, where `run` may not
@@ -79,12 +79,6 @@ impl Installed {
             };
         }
         refused(&command.output().unwrap(), status, word);
-    }
-}
-
-impl Drop for Installed {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -116,7 +110,7 @@ fn elf(loader: Option<&str>) -> Vec<u8> {
 
 #[test]
 fn status_signals_and_output_are_the_programs() {
-    let installed = Installed::new("status");
+    let installed = Installed::new();
     let output =
         installed.run(&["--", "sh", "-c", "echo $0 $1; exit 7", "a", "b"]).output().unwrap();
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(7), &b"a b\n"[..]));
@@ -135,11 +129,11 @@ fn status_signals_and_output_are_the_programs() {
 
 #[test]
 fn the_environment_names_the_library() {
-    let installed = Installed::new("environment");
+    let installed = Installed::new();
     let options = ["--netdev", "udp", "--device", "lo=x0", "--counters", "--", "env"];
     let output = installed.run(&options).env("LD_LIBRARY_PATH", "/before").output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
-    let place = installed.0.canonicalize().unwrap().join("lib/rocinante");
+    let place = installed.0.path().canonicalize().unwrap().join("lib/rocinante");
     let place = place.display();
     for line in [
         format!("LD_PRELOAD={place}/libibverbs.so.1"),
@@ -159,7 +153,7 @@ fn the_environment_names_the_library() {
 
 #[test]
 fn devices_and_backends_are_told_when_asked() {
-    let installed = Installed::new("verbose");
+    let installed = Installed::new();
     let output = installed.run(&["-v", "--device", "lo=x0", "--", "true"]).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}");
@@ -173,7 +167,7 @@ fn devices_and_backends_are_told_when_asked() {
 
 #[test]
 fn what_cannot_be_run_is_refused_with_the_reason() {
-    let installed = Installed::new("refusals");
+    let installed = Installed::new();
     installed.refuses("no-such-program", NOT_FOUND, "not found in PATH");
     installed.refuses("/nowhere/x", NOT_FOUND, "not found");
     installed.refuses("/usr", CANNOT, "is a directory");
@@ -211,13 +205,13 @@ fn a_library_without_the_versions_is_refused() {
     if !Path::new(program).exists() {
         rocinante_tests::skip!("no ibv_devices: apt install ibverbs-utils");
     }
-    Installed::new("versions").refuses(program, CANNOT, "version `IBVERBS_1.1' not found");
+    Installed::new().refuses(program, CANNOT, "version `IBVERBS_1.1' not found");
 }
 
 #[test]
 fn a_program_with_privileges_of_its_own_is_refused() {
-    require_machine_root!();
-    let installed = Installed::new("privileges");
+    require!(need::machine_root());
+    let installed = Installed::new();
     let shell = Path::new("/bin/sh").canonicalize().unwrap();
     for (mode, word) in [(0o4755, "set-user-ID"), (0o2755, "set-group-ID")] {
         let program = installed.copy(&shell, "program", 0o755);

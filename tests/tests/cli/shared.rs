@@ -5,8 +5,8 @@ use nix::sys::signal::Signal;
 use rocinante::OpenOptions;
 use rocinante::device::Backend;
 use rocinante_lab::{Container, Lab, LabConfig};
-use rocinante_tests::running::install;
-use rocinante_tests::{on_backends, require_backend, require_lab, require_machine_root};
+use rocinante_tests::running::{install, open_to_all};
+use rocinante_tests::{need, on_backends, require};
 use std::net::IpAddr;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -81,7 +81,7 @@ on_backends! {
 /// Each process of an address has a backend of its own.
 #[test]
 fn backends_mix_on_one_address() {
-    require_backend!(Backend::Packet);
+    require!(need::backend(Backend::Packet));
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let [a, b] = [lab.container(0), lab.container(1)];
     let mixed = [["packet", "udp"], ["udp", "packet"], ["packet", "packet"], ["udp", "udp"]];
@@ -98,7 +98,7 @@ fn backends_mix_on_one_address() {
 /// its budget to its peers.
 #[test]
 fn a_process_that_joins_has_a_smaller_ring() {
-    require_backend!(Backend::Packet);
+    require!(need::backend(Backend::Packet));
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let b = lab.container(1);
     let has_room_for = |datagrams: u32| {
@@ -124,7 +124,7 @@ fn a_process_that_joins_has_a_smaller_ring() {
 /// A process that names `afxdp` beside it gets the next backend, and the reason.
 #[test]
 fn a_second_process_beside_afxdp_takes_another_backend() {
-    require_backend!(Backend::Xdp);
+    require!(need::backend(Backend::Xdp));
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let [a, b] = [lab.container(0), lab.container(1)];
     let line = |port: u16, netdev: &str| {
@@ -178,7 +178,7 @@ fn a_second_process_beside_afxdp_takes_another_backend() {
 /// socket, `afxdp` fails.
 #[test]
 fn a_foreign_xdp_socket_is_an_error_as_ever() {
-    require_backend!(Backend::Xdp);
+    require!(need::backend(Backend::Xdp));
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let b = lab.container(1);
     let [v4, v6] = [b.ipv4().into(), b.ipv6().unwrap().into()];
@@ -220,7 +220,7 @@ on_backends! {
 /// the others' queue pairs go on, and those that need no connection manager begin.
 #[test]
 fn a_process_that_is_stopped_holds_up_no_queue_pair() {
-    require_lab!();
+    require!(need::lab());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let [a, b] = [lab.container(0), lab.container(1)];
     let mut first = serve(b, &format!("pingpong -p 18590 --netdev udp --bind {}", b.ipv4()));
@@ -237,7 +237,7 @@ fn a_process_that_is_stopped_holds_up_no_queue_pair() {
 /// program.
 #[test]
 fn the_limit_of_file_sizes_is_obeyed() {
-    require_lab!();
+    require!(need::lab());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let [a, b] = [lab.container(0), lab.container(1)];
     let limited = |container, blocks: u32, line: &str| {
@@ -267,7 +267,7 @@ fn the_limit_of_file_sizes_is_obeyed() {
 /// Requests come to the process that listens, whichever has QP1; and one listens at a time.
 #[test]
 fn each_listens_for_itself() {
-    require_lab!();
+    require!(need::lab());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let [a, b] = [lab.container(0), lab.container(1)];
     let line = |port: u16| format!("pingpong --cm -p {port} --netdev udp --bind {}", b.ipv4());
@@ -284,13 +284,14 @@ fn each_listens_for_itself() {
 
 #[test]
 fn processes_of_another_user_are_told_who_has_the_address() {
-    require_machine_root!();
-    require_lab!();
+    require!(need::machine_root());
+    require!(need::lab());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let container = lab.container(0);
     let line = |port: u16| format!("pingpong -p {port} --netdev udp --bind {}", container.ipv4());
     // A copy where every user can run it.
-    let program = std::env::temp_dir().join(format!("rocinante-shared-{}", std::process::id()));
+    let folder = open_to_all();
+    let program = folder.path().join("rocinante");
     install(Path::new(env!("CARGO_BIN_EXE_rocinante-under-test")), &program, 0o755);
     let other = |line: &str| {
         let mut command = Command::new(&program);
@@ -308,7 +309,6 @@ fn processes_of_another_user_are_told_who_has_the_address() {
     // And the other way round.
     let ours = serve(container, &line(18601));
     let refused = other(&line(18602)).finish();
-    std::fs::remove_file(&program).unwrap();
     let pid = format!("pid {}", ours.child.id());
     refused.failed(1, &["user 0", &pid, "only processes of one user share one"]);
     let mut ours = ours;

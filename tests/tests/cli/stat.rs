@@ -5,8 +5,8 @@ use super::{Running, command, rocinante, schema, start_command, start_on_host, w
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rocinante_lab::{Container, Lab, LabConfig};
-use rocinante_tests::require_machine_root;
 use rocinante_tests::running::PATIENCE;
+use rocinante_tests::{need, require};
 use serde_json::Value;
 use std::time::Instant;
 
@@ -57,7 +57,7 @@ fn traffic(start: impl Fn(&Container, &str) -> Running, lab: &Lab) -> [Running; 
 /// Both sides are seen by their users alone, and the figures are those of the sides.
 #[test]
 fn a_user_sees_its_own_processes_without_a_right() {
-    require_machine_root!();
+    require!(need::machine_root());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let [client, server] = [0, 1].map(|index| lab.container(index));
     let sides = traffic(|container, line| unprivileged(container, 65_534, line), &lab);
@@ -105,9 +105,9 @@ fn netns_of(of: &Running) -> String {
 
 #[test]
 fn root_sees_all_containers_by_their_agent() {
-    require_machine_root!();
+    require!(need::machine_root());
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let agent = Agent::start(lab.host(), "stat");
+    let agent = Agent::start(lab.host());
     let _sides = traffic(|container, line| handed::start(container, &agent, line), &lab);
     let stat = |more: &str| {
         let place = agent.state().join("stat.sock");

@@ -7,7 +7,7 @@ use super::{Done, Running, rocinante, start_command, words};
 use rocinante_lab::{Container, Lab, LabConfig, Netns};
 use rocinante_netdev::Interface;
 use rocinante_tests::running::PATIENCE;
-use rocinante_tests::{on_backends, require_machine_root, require_program, skip};
+use rocinante_tests::{need, on_backends, require, skip};
 
 /// The command line of `rocinante`, run by other commands: `unshare --pid`.
 fn under(wrapper: &str, line: &str) -> Command {
@@ -52,8 +52,8 @@ impl Talk {
 /// Processes of one address that share nothing else but the user: not the numbers of processes, nor
 /// files and their mounts, nor IPC.
 fn containers_of_a_pod(netdev: &str) {
-    require_machine_root!();
-    require_program!("unshare");
+    require!(need::machine_root());
+    require!(need::program("unshare"));
     const OWN: &str = "unshare --fork --kill-child --pid --mount-proc --ipc --";
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let [a, b] = [lab.container(0), lab.container(1)];
@@ -75,8 +75,8 @@ on_backends! {
 /// Clocks of a process are ahead of all others' by more than a day: beside processes whose clocks
 /// are not, on the same address and on the other.
 fn a_clock_that_is_ahead(netdev: &str) {
-    require_machine_root!();
-    require_program!("unshare");
+    require!(need::machine_root());
+    require!(need::program("unshare"));
     if !std::path::Path::new("/proc/self/ns/time").exists() {
         skip!("the kernel has no time namespaces (CONFIG_TIME_NS)");
     }
@@ -114,8 +114,8 @@ on_backends! {
 /// A rootless engine's container, whose packets slirp4netns carries.
 #[test]
 fn behind_a_program_that_translates_addresses_the_cause_is_named() {
-    require_machine_root!();
-    require_program!("slirp4netns");
+    require!(need::machine_root());
+    require!(need::program("slirp4netns"));
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let [a, b] = [lab.container(0), lab.container(1)];
     let inside = Netns::new().unwrap();
@@ -148,7 +148,7 @@ fn behind_a_program_that_translates_addresses_the_cause_is_named() {
 /// Few descriptors, and next to no locked memory. With fewer descriptors than a device takes the
 /// error names them.
 fn small_limits(netdev: &str) {
-    require_program!("prlimit");
+    require!(need::program("prlimit"));
     const SMALL: &str = "prlimit --nofile=48 --memlock=65536 --";
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let [a, b] = [lab.container(0), lab.container(1)];

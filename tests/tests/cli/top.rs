@@ -209,9 +209,9 @@ fn without_a_terminal_it_names_stat() {
 /// What holds a container back is its agent's word, and the kernel's.
 #[test]
 fn an_agent_that_goes_away_and_comes_back_is_no_end() {
-    rocinante_tests::require_machine_root!();
+    rocinante_tests::require!(rocinante_tests::need::machine_root());
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let mut agent = Agent::start(lab.host(), "top");
+    let mut agent = Agent::start(lab.host());
     let [client, server] = [0, 1].map(|index| lab.container(index));
     let line = "perf write-bw --netdev packet -D 60 -s 64K --json";
     let mut waiting = handed::start(server, &agent, line);

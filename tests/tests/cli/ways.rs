@@ -4,13 +4,13 @@ use std::process::Command;
 
 use super::{rocinante, start_command, words};
 use rocinante_lab::{Lab, LabConfig};
-use rocinante_tests::{confined, require_lab};
+use rocinante_tests::{confined, need, require};
 
 /// An address that the kernel still asks others for is waited for: by a client that has no other,
 /// and where it is named.
 #[test]
 fn tentative_addresses_are_waited_for() {
-    require_lab!();
+    require!(need::lab());
     let lab = Lab::new(&LabConfig { ipv6: false, ..LabConfig::default() }).unwrap();
     let add = |index: usize, address: &str, dad: &[&str]| {
         let netns = lab.container(index).netns();
@@ -47,7 +47,7 @@ fn tentative_addresses_are_waited_for() {
 /// Each command names a sandbox without netlink, and not a missing address.
 #[test]
 fn a_sandbox_without_netlink_is_named() {
-    require_lab!();
+    require!(need::lab());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     for line in ["devices", "pingpong --netdev udp --bind 127.0.0.1", "pingpong --bind eth0"] {
         let mut command = rocinante(words(line));

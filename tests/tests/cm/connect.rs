@@ -5,24 +5,20 @@ use std::net::SocketAddr;
 use rocinante::cm::{Connecting, Listener, Params};
 use rocinante::device::Backend;
 use rocinante_tests::harness::{Harness, PATIENCE, Setup};
-use rocinante_tests::{on_each_backend, require_backend};
+use rocinante_tests::{need, on_each_backend, require};
 
 on_each_backend!(cm::*);
 
 const PORT: u16 = 7471;
-
-fn server_of(harness: &Harness) -> SocketAddr {
-    SocketAddr::new(harness.sides[1].address, PORT)
-}
 
 /// A program that connects and disconnects all the time: each queue pair is a new one, and nothing
 /// is left.
 #[test]
 fn many_connections_at_once_and_nothing_is_left() {
     const COUNT: usize = 300;
-    require_backend!(Backend::Udp);
+    require!(need::backend(Backend::Udp));
     let harness = Harness::new(&Setup::new(Backend::Udp));
-    let server = server_of(&harness);
+    let server = SocketAddr::new(harness.sides[1].address, PORT);
     let listener = Listener::bind(&harness.sides[1].ctx, server, COUNT).unwrap();
     let all = harness.both(|at, side| {
         let params = Params::default();

@@ -19,7 +19,7 @@ use rocinante_stack::cm::CmConfig;
 use rocinante_stack::wire::cm::code_to_ns;
 use rocinante_tests::alone::{Held, alone, at_rest, myself};
 use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until, wr};
-use rocinante_tests::{require_backend, test_name};
+use rocinante_tests::{need, require, test_name};
 use rustix::event::{PollFd, PollFlags, poll};
 
 macro_rules! deaths {
@@ -29,7 +29,7 @@ macro_rules! deaths {
             if let Some(role) = Role::of_this_process() {
                 return role.play(Backend::$backend);
             }
-            require_backend!(Backend::$backend);
+            require!(need::backend(Backend::$backend));
             let name = test_name!();
             alone(name, Duration::from_secs(240), || survive(Backend::$backend, name));
         }

@@ -10,7 +10,7 @@ use rocinante::{Access, RecvWr, VerbsError};
 use rocinante_lab::Match;
 use rocinante_tests::harness::{Harness, PATIENCE, Setup, wr};
 use rocinante_tests::verbs::cm::send;
-use rocinante_tests::{require_backend, require_nft};
+use rocinante_tests::{need, require};
 
 const PORT: u16 = 7471;
 
@@ -21,7 +21,7 @@ fn server_of(harness: &Harness) -> SocketAddr {
 /// A request for one type is not connected to a queue pair of another type.
 #[test]
 fn types_must_agree() {
-    require_backend!(Backend::Udp);
+    require!(need::backend(Backend::Udp));
     let harness = Harness::new(&Setup::new(Backend::Udp));
     let server = server_of(&harness);
     let listener = Listener::bind(&harness.sides[1].ctx, server, 4).unwrap();
@@ -48,8 +48,8 @@ fn types_must_agree() {
 /// does not wait for the REP to be repeated after 0.4 s.
 #[test]
 fn a_lost_rtu_is_made_up_for_by_the_first_message() {
-    require_backend!(Backend::Udp);
-    require_nft!();
+    require!(need::backend(Backend::Udp));
+    require!(need::nft());
     for qp_type in [QpType::Rc, QpType::Uc] {
         let harness = Harness::new(&Setup::new(Backend::Udp));
         let [a, b] = &harness.sides;

@@ -16,7 +16,7 @@ use rocinante::{Access, Mr, OpenOptions};
 use rocinante_lab::{ChildGuard, Lab, LabConfig, exit_with_parent};
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{Family, PATIENCE, Side, address, wr};
-use rocinante_tests::require_backend;
+use rocinante_tests::{need, require};
 
 /// Makes a process of this program a member: its number, and the addresses of all.
 const ROLE: &str = "ROCINANTE_LOG";
@@ -180,7 +180,7 @@ fn a_replicated_log_outlives_its_leader() {
         let all: Vec<IpAddr> = words.map(|word| word.parse().unwrap()).collect();
         return Member::join(number, &all).serve();
     }
-    require_backend!(Backend::Udp);
+    require!(need::backend(Backend::Udp));
     let lab = Lab::new(&LabConfig { containers: MEMBERS as u8, ..LabConfig::default() }).unwrap();
     let all: Vec<IpAddr> = (0..MEMBERS).map(|nth| address(&lab, nth, Family::V4)).collect();
     let mut members = Vec::new();

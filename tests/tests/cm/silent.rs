@@ -15,7 +15,7 @@ use rocinante_stack::wire::icrc::{IpFields, Template};
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, MadBytes, write_gsi};
 use rocinante_stack::wire::{Bth, Opcode, Packet};
 use rocinante_tests::harness::{Family, Harness, PATIENCE, Setup, address, wait_until};
-use rocinante_tests::require_backend;
+use rocinante_tests::{need, require};
 
 const PORT: u16 = 7471;
 
@@ -157,7 +157,7 @@ fn as_before(harness: &Harness, listener: &Listener) {
 
 #[test]
 fn dead_after_its_request() {
-    require_backend!(Backend::Udp);
+    require!(need::backend(Backend::Udp));
     let (harness, mut puppet, listener) = stage();
     // Four requests from a peer that falls silent. The backlog is full, and another peer is
     // rejected at once.
@@ -181,7 +181,7 @@ fn dead_after_its_request() {
 
 #[test]
 fn dead_before_its_rtu() {
-    require_backend!(Backend::Udp);
+    require!(need::backend(Backend::Udp));
     let (harness, mut puppet, listener) = stage();
     let connecting = accepted(&harness, &mut puppet, &listener);
     assert!(matches!(puppet.hear(), CmEvent::Replied { .. }));
@@ -197,7 +197,7 @@ fn dead_before_its_rtu() {
 
 #[test]
 fn dead_once_it_is_established_and_when_it_is_asked_to_end() {
-    require_backend!(Backend::Udp);
+    require!(need::backend(Backend::Udp));
     let setup = Setup { cm_retries: Some(3), ..Setup::new(Backend::Udp) };
     let (harness, mut puppet, listener) = stage_of(&setup);
     let connecting = accepted(&harness, &mut puppet, &listener);
@@ -217,7 +217,7 @@ fn dead_once_it_is_established_and_when_it_is_asked_to_end() {
 /// Thousands of requests in a second; each looks like a new peer's.
 #[test]
 fn a_flood_of_requests_harms_nobody_else() {
-    require_backend!(Backend::Udp);
+    require!(need::backend(Backend::Udp));
     let (harness, mut puppet, flooded) = stage();
     let side = &harness.sides[1];
     let other = Listener::bind(&side.ctx, SocketAddr::new(side.address, PORT + 1), 4).unwrap();
@@ -243,7 +243,7 @@ fn a_flood_of_requests_harms_nobody_else() {
 /// same packets with our P_Key are.
 #[test]
 fn another_partition_is_not_answered() {
-    require_backend!(Backend::Udp);
+    require!(need::backend(Backend::Udp));
     // The DREQ at the end is not answered, either.
     let setup = Setup { cm_retries: Some(1), ..Setup::new(Backend::Udp) };
     let (harness, mut puppet, listener) = stage_of(&setup);

@@ -6,7 +6,7 @@ use super::made::{
     Style, block, enhanced, ethernet, good_frame, interface, ip_packet, ipv6, obsolete, pcap,
     pcap_header, pcap_record, pcapng_of, section, simple, write_packet,
 };
-use super::{Done, Temporary, command, decode, decode_bytes};
+use super::{Done, command, decode, decode_bytes, temporary};
 
 const STYLES: [Style; 4] = [
     Style { big_endian: false, nanoseconds: false },
@@ -177,11 +177,11 @@ fn what_is_no_capture_is_refused_with_advice() {
         (&[0xd4, 0xc3], "is neither pcap nor pcapng"),
         (&[], "is empty"),
     ] {
-        let file = Temporary::new(bytes);
-        let done = decode([file.0.as_os_str()]);
+        let file = temporary(bytes);
+        let done = decode([file.as_os_str()]);
         assert_eq!((done.status, done.out.as_str()), (2, ""));
         assert!(done.err.contains(advice), "{}", done.err);
-        assert!(done.err.contains(file.0.to_str().unwrap()), "{}", done.err);
+        assert!(done.err.contains(file.to_str().unwrap()), "{}", done.err);
     }
     let done = decode(["/no/such/file"]);
     assert_eq!(done.status, 2);
@@ -195,9 +195,9 @@ fn what_is_no_capture_is_refused_with_advice() {
 #[test]
 fn a_reader_that_goes_away_is_no_failure() {
     let frames: Vec<_> = (0..5000).map(|psn| good_frame(psn, 0)).collect();
-    let file = Temporary::new(&pcap(Style::USUAL, 1, &frames));
+    let file = temporary(&pcap(Style::USUAL, 1, &frames));
     let mut command = command();
-    command.arg(&file.0).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.arg(&file).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();

@@ -8,8 +8,8 @@ use rocinante_cli::decode::file::read;
 use rocinante_cli::decode::frame::{LinkType, roce_datagram};
 use rocinante_cli::decode::line::Decoded;
 
-use super::Temporary;
 use super::made::{Style, ethernet, good_frame, ip_packet, ipv4, ipv6, pcap, write_packet};
+use super::temporary;
 
 const LINKS: [u32; 11] = [0, 1, 12, 14, 101, 108, 113, 228, 229, 276, 147];
 
@@ -62,9 +62,9 @@ proptest! {
 
 /// Reads a file with any content as the command does.
 fn read_all(bytes: &[u8]) {
-    let file = Temporary::new(bytes);
+    let file = temporary(bytes);
     let mut frames = 0;
-    let end = read(&file.0, |frame| {
+    let end = read(&file, |frame| {
         frames += 1;
         assert_eq!(frame.number, frames);
         exercise(frame.link.0, frame.data);

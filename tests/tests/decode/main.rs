@@ -16,11 +16,10 @@ mod runs;
 
 use std::ffi::OsStr;
 use std::io::Write;
-use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::Value;
+use tempfile::{NamedTempFile, TempPath};
 
 /// The result of the command.
 struct Done {
@@ -82,21 +81,8 @@ fn decode_bytes(bytes: &[u8], args: &[&str]) -> Done {
 }
 
 /// A file that is removed when it is dropped.
-struct Temporary(PathBuf);
-
-impl Temporary {
-    fn new(bytes: &[u8]) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("rocinante-decode-{}-{number}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        std::fs::write(&path, bytes).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
+fn temporary(bytes: &[u8]) -> TempPath {
+    let file = NamedTempFile::new().unwrap();
+    file.as_file().write_all(bytes).unwrap();
+    file.into_temp_path()
 }

@@ -1,16 +1,18 @@
 //! `-w`: packets as a wire carries them.
 
 use std::fs::File;
+use std::path::Path;
 use std::process::Command;
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice, UdpSlice};
 use rocinante_stack::wire::IpFields;
-use rocinante_tests::require_program;
+use rocinante_tests::{need, require};
+use tempfile::TempPath;
 
 use super::made::{
     Style, ethernet, good_frame, ip_packet, ipv4, ipv6, pcap, pcapng_of, write_packet,
 };
-use super::{Temporary, command, decode, decode_bytes};
+use super::{command, decode, decode_bytes, temporary};
 
 /// A super-packet of `count` packets, each sealed for the header that it will have.
 fn run(head: &IpFields, of: impl Fn(u16) -> IpFields, count: u16) -> Vec<u8> {
@@ -18,17 +20,17 @@ fn run(head: &IpFields, of: impl Fn(u16) -> IpFields, count: u16) -> Vec<u8> {
     ip_packet(head, &packets.collect::<Vec<_>>().concat())
 }
 
-fn written(file: &[u8], args: &[&str]) -> Temporary {
-    let copy = Temporary::new(b"");
-    let done = decode_bytes(file, &[&["-q", "-w", copy.0.to_str().unwrap()], args].concat());
+fn written(file: &[u8], args: &[&str]) -> TempPath {
+    let copy = temporary(b"");
+    let done = decode_bytes(file, &[&["-q", "-w", copy.to_str().unwrap()], args].concat());
     assert_eq!(done.status, 0, "{}{}", done.out, done.err);
     copy
 }
 
 /// The frames of a pcapng file, by its interface's link type.
-fn frames(copy: &Temporary) -> Vec<Vec<u8>> {
+fn frames(copy: &Path) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
-    rocinante_cli::decode::file::read(&copy.0, |frame| {
+    rocinante_cli::decode::file::read(copy, |frame| {
         frames.push(frame.data.to_vec());
         std::io::Result::Ok(())
     })
@@ -45,7 +47,7 @@ fn a_super_packet_becomes_the_frames_of_a_wire() {
     ];
     for packet in runs {
         let copy = written(&pcap(Style::USUAL, 1, &[ethernet(&packet)]), &[]);
-        let done = decode([copy.0.as_os_str(), "--json".as_ref()]);
+        let done = decode([copy.as_os_str(), "--json".as_ref()]);
         let json = done.json();
         assert_eq!((&json["packets"], &json["icrc_ok"]), (&5.into(), &5.into()), "{}", done.err);
         let places = done.lines();
@@ -121,7 +123,7 @@ fn interfaces_and_times_are_kept() {
     ];
     let file = pcapng_of(&[(1, None), (101, Some(9))], &packets);
     let copy = written(&file, &[]);
-    let done = decode([copy.0.as_os_str(), "--json-packets".as_ref()]);
+    let done = decode([copy.as_os_str(), "--json-packets".as_ref()]);
     assert_eq!((done.status, done.out.lines().count()), (0, 5), "{}{}", done.out, done.err);
     for (line, epoch) in done.out.lines().zip([
         "1700000000.000000000",
@@ -138,36 +140,36 @@ fn only_what_is_chosen_is_written_and_nothing_is_lost() {
     let frames = [good_frame(1, 64), ethernet(&run(&ipv4(0), ipv4, 4)), good_frame(9, 64)];
     let file = pcap(Style::USUAL, 1, &frames);
     let copy = written(&file, &["--psn", "2-9"]);
-    let done = decode([copy.0.as_os_str(), "--json".as_ref()]);
+    let done = decode([copy.as_os_str(), "--json".as_ref()]);
     assert_eq!(done.json()["roce"], 3, "{}", done.err);
     // The file that is read is not overwritten.
-    let source = Temporary::new(&file);
-    let link = Temporary::new(b"");
-    std::fs::remove_file(&link.0).unwrap();
-    std::fs::hard_link(&source.0, &link.0).unwrap();
-    for (from, to) in [(&source.0, &source.0), (&source.0, &link.0), (&"-".into(), &source.0)] {
+    let source = temporary(&file);
+    let link = temporary(b"");
+    std::fs::remove_file(&link).unwrap();
+    std::fs::hard_link(&source, &link).unwrap();
+    for (from, to) in [(&*source, &*source), (&source, &link), (Path::new("-"), &source)] {
         let mut command = command();
-        command.arg(from).arg("-w").arg(to).stdin(File::open(&source.0).unwrap());
+        command.arg(from).arg("-w").arg(to).stdin(File::open(&source).unwrap());
         let done = super::done(command.output().unwrap());
         assert_eq!(done.status, 2);
         assert!(done.err.contains("it is the file that is read"), "{}", done.err);
-        assert_eq!(std::fs::read(&source.0).unwrap(), file);
+        assert_eq!(std::fs::read(&source).unwrap(), file);
     }
-    let done = decode([source.0.as_os_str(), "-w".as_ref(), "/no/such/file".as_ref()]);
+    let done = decode([source.as_os_str(), "-w".as_ref(), "/no/such/file".as_ref()]);
     assert_eq!(done.status, 2);
     assert!(done.err.contains("/no/such/file cannot be written"), "{}", done.err);
 }
 
 #[test]
 fn tshark_reads_it() {
-    require_program!("tshark");
+    require!(need::program("tshark"));
     let copy = written(
         &pcap(Style::USUAL, 1, &[ethernet(&run(&ipv4(0), ipv4, 4)), good_frame(9, 64)]),
         &[],
     );
     let mut command = Command::new("tshark");
     command.args(["-n", "-o", "ip.check_checksum:TRUE", "-o", "udp.check_checksum:TRUE", "-r"]);
-    command.arg(&copy.0).args(["-T", "fields", "-E", "separator=|"]);
+    command.arg(&copy).args(["-T", "fields", "-E", "separator=|"]);
     for field in ["infiniband.bth.psn", "ip.checksum.status", "ip.len", "_ws.malformed"] {
         command.args(["-e", field]);
     }

@@ -5,7 +5,7 @@ use rocinante::verbs::SendOp;
 use rocinante::{Access, ConnectOptions, Context, OpenOptions, WcStatus};
 use rocinante_lab::{Container, Lab, LabConfig};
 use rocinante_tests::harness::{Harness, Setup, wr};
-use rocinante_tests::{require_backend, require_lab, require_machine_root, require_nft};
+use rocinante_tests::{need, require};
 
 fn lab() -> Lab {
     Lab::new(&LabConfig::default()).unwrap()
@@ -32,8 +32,8 @@ fn choice(ctx: &Context) -> (Backend, String) {
 #[test]
 fn a_container_without_rules_gets_packet() {
     // A process that may not see all rules cannot know that there are none.
-    require_machine_root!();
-    require_lab!();
+    require!(need::machine_root());
+    require!(need::lab());
     let lab = lab();
     let (backend, why) = choice(&open(lab.container(0)));
     assert_eq!(backend, Backend::Packet, "{why}");
@@ -42,8 +42,8 @@ fn a_container_without_rules_gets_packet() {
 
 #[test]
 fn rules_of_the_own_namespace_mean_udp() {
-    require_machine_root!();
-    require_nft!();
+    require!(need::machine_root());
+    require!(need::nft());
     let lab = lab();
     let [one, other] = [lab.container(0), lab.container(1)];
     one.nft(&forbid("udp dport 4791 counter")).unwrap();
@@ -58,8 +58,8 @@ fn rules_of_the_own_namespace_mean_udp() {
 
 #[test]
 fn a_named_backend_is_used_and_says_what_it_bypasses() {
-    require_backend!(Backend::Packet);
-    require_nft!();
+    require!(need::backend(Backend::Packet));
+    require!(need::nft());
     let lab = lab();
     let one = lab.container(0);
     one.nft(&forbid("udp dport 4791")).unwrap();
@@ -75,7 +75,7 @@ fn a_named_backend_is_used_and_says_what_it_bypasses() {
 /// counters report it.
 #[test]
 fn what_the_own_namespace_forbids_does_not_leave() {
-    require_nft!();
+    require!(need::nft());
     let mut setup = Setup::new(Backend::Udp);
     setup.connect.timeout = 12;
     setup.connect.retry_cnt = 2;

@@ -15,7 +15,7 @@ use rocinante::{Access, Context, Cq, OpenOptions, Pd, PreparedContext, VerbsErro
 use rocinante_lab::{Lab, LabConfig};
 use rocinante_tests::harness::{Backend, Harness, Setup, Side, next, wait_until, wr};
 use rocinante_tests::oracles::Oracle;
-use rocinante_tests::{on_backends, on_each_backend, require_lab};
+use rocinante_tests::{need, on_backends, on_each_backend, require};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 on_each_backend!(
@@ -220,7 +220,7 @@ fn is_readable(port: &dyn Port) -> bool {
 #[test]
 fn each_context_is_told_of_its_port_and_its_gids_keep_their_indices() {
     use AsyncEvent::{DeviceFatal, GidChange, PortActive, PortErr};
-    require_lab!();
+    require!(need::lab());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let container = lab.container(0);
     let within = |work: &(dyn Fn() -> Result<Context, VerbsError> + Sync)| {

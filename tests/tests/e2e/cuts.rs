@@ -11,7 +11,7 @@ use rocinante::{Access, WcStatus};
 use rocinante_lab::Match;
 use rocinante_tests::harness::{Harness, Setup, assert_same, pattern, wr};
 use rocinante_tests::oracles::Oracle;
-use rocinante_tests::{on_each_backend, require_backend, require_ethtool, require_nft};
+use rocinante_tests::{need, on_each_backend, require};
 
 on_each_backend!(
     they_leave_in_equal_packets_where_the_port_sends_super_packets,
@@ -133,9 +133,9 @@ macro_rules! losses {
     ($( $name:ident: $backend:ident $whole:literal; )*) => {$(
         #[test]
         fn $name() {
-            require_backend!(Backend::$backend);
-            require_nft!();
-            require_ethtool!();
+            require!(need::backend(Backend::$backend));
+            require!(need::nft());
+            require!(need::ethtool());
             everything_arrives(Backend::$backend, $whole);
         }
     )*};

@@ -3,7 +3,7 @@
 
 use rocinante::device::Backend;
 use rocinante_tests::verbs::death;
-use rocinante_tests::{require_backend, test_name};
+use rocinante_tests::{need, require, test_name};
 
 macro_rules! deaths {
     ($( $name:ident: $backend:ident; )*) => {$(
@@ -12,7 +12,7 @@ macro_rules! deaths {
             if death::is_the_peer() {
                 return death::be_the_peer(Backend::$backend.into());
             }
-            require_backend!(Backend::$backend);
+            require!(need::backend(Backend::$backend));
             death::survive(Backend::$backend.into(), Some(test_name!()));
         }
     )*};

@@ -12,14 +12,14 @@ use rocinante::{Access, RecvWr};
 use rocinante_lab::{Lab, LabConfig};
 use rocinante_tests::alone::{Held, alone, resident_bytes};
 use rocinante_tests::harness::{Family, Harness, Setup, Side, address, next, wait_until, wr};
-use rocinante_tests::{require_backend, test_name};
+use rocinante_tests::{need, require, test_name};
 
 /// One test for each function, backend and number of turns.
 macro_rules! turns {
     ($( $name:ident: $cycle:ident $backend:ident $count:literal; )*) => {$(
         #[test]
         fn $name() {
-            require_backend!(Backend::$backend);
+            require!(need::backend(Backend::$backend));
             let work = || $cycle(&Harness::new(&Setup::new(Backend::$backend)), $count);
             alone(test_name!(), Duration::from_secs(600), work);
         }

@@ -14,7 +14,7 @@ use rocinante_lab::{Match, Rule};
 use rocinante_stack::Budget;
 use rocinante_tests::harness::{Harness, Setup, Side, assert_same, pattern, wr};
 use rocinante_tests::oracles::Oracle;
-use rocinante_tests::{on_each_backend, require_backend, require_ethtool, require_nft};
+use rocinante_tests::{need, on_each_backend, require};
 
 /// One test per backend, percentage and unit of loss.
 macro_rules! cells {
@@ -22,9 +22,9 @@ macro_rules! cells {
         $(
             #[test]
             fn $name() {
-                require_backend!(Backend::$backend);
-                require_nft!();
-                require_ethtool!();
+                require!(need::backend(Backend::$backend));
+                require!(need::nft());
+                require!(need::ethtool());
                 run(Backend::$backend, f64::from($percent), $whole);
             }
         )*
@@ -84,7 +84,7 @@ fn an_afxdp_receiver_with_an_overloaded_queue_slows_its_senders() {
 /// not know of each other. It is notified without a mark of a switch, and everything arrives. (A
 /// socket holds more than can be sent while the program pauses.)
 fn overloaded(backend: Backend) {
-    require_backend!(backend);
+    require!(need::backend(backend));
     let mut setup = Setup::new(backend)
         .mtu(Mtu::Mtu1024)
         .may_break(Oracle::Retransmissions, "the receive queue overflows");

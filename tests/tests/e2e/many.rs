@@ -9,7 +9,7 @@ use rocinante::stats::PortStats;
 use rocinante::verbs::{Mtu, SendOp};
 use rocinante::{Access, Cq, Mr, Qp, WcStatus};
 use rocinante_tests::harness::{Harness, Setup, Side, next, wr};
-use rocinante_tests::{on_backends, on_each_backend, require_backend, require_ethtool};
+use rocinante_tests::{need, on_backends, on_each_backend, require};
 
 on_each_backend!(many::*);
 
@@ -23,8 +23,8 @@ macro_rules! never_overrun {
             $(
                 #[test]
                 fn $name() {
-                    require_backend!(Backend::$backend);
-                    require_ethtool!();
+                    require!(need::backend(Backend::$backend));
+                    require!(need::ethtool());
                     never_overrun(Backend::$backend, $qps, Load::$load, $whole);
                 }
             )*
@@ -58,8 +58,8 @@ mod taken_apart_on_the_way {
     use super::*;
 
     on_backends! {
-        udp: Udp + require_ethtool => taken_apart_on_the_way(Backend::Udp);
-        packet: Packet + require_ethtool => taken_apart_on_the_way(Backend::Packet);
+        udp: Udp + ethtool => taken_apart_on_the_way(Backend::Udp);
+        packet: Packet + ethtool => taken_apart_on_the_way(Backend::Packet);
     }
 }
 

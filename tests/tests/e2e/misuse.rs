@@ -10,14 +10,14 @@ use rocinante::{Access, ConnectOptions, OpenOptions, RecvWr, VerbsError, WcStatu
 use rocinante_lab::{Lab, LabConfig};
 use rocinante_tests::harness::{Family, Harness, Setup, Side, address, wait_until, wr};
 use rocinante_tests::oracles::Oracles;
-use rocinante_tests::require_lab;
 use rocinante_tests::verbs::misuse;
+use rocinante_tests::{need, require};
 
 macro_rules! on_one_backend {
     ($($name:ident),+ $(,)?) => {$(
         #[test]
         fn $name() {
-            require_lab!();
+            require!(need::lab());
             misuse::$name(Backend::Udp.into());
         }
     )+};
@@ -46,7 +46,7 @@ fn harness() -> Harness {
 
 #[test]
 fn a_region_with_work_in_flight_is_not_deregistered() {
-    require_lab!();
+    require!(need::lab());
     let harness = harness();
     let [a, b] = &harness.sides;
     let [qp, peer] = harness.pair();
@@ -71,7 +71,7 @@ fn a_region_with_work_in_flight_is_not_deregistered() {
 
 #[test]
 fn limits_are_reported_and_kept() {
-    require_lab!();
+    require!(need::lab());
     let mut setup = Setup::new(Backend::Udp);
     setup.limits = Limits::default()
         .max_qp(3)
@@ -139,7 +139,7 @@ fn limits_are_reported_and_kept() {
 
 #[test]
 fn two_completion_queues_that_overflow_at_once_break_both_queue_pairs() {
-    require_lab!();
+    require!(need::lab());
     let harness = harness();
     let [a, b] = &harness.sides;
     let target = b.pd.allocate(64, Access::ALL).unwrap();
@@ -164,7 +164,7 @@ fn two_completion_queues_that_overflow_at_once_break_both_queue_pairs() {
 
 #[test]
 fn a_device_is_found_by_what_it_has() {
-    require_lab!();
+    require!(need::lab());
     let harness = Harness::new(&Setup { containers: 3, ..Setup::new(Backend::Udp) });
     let [a, b] = &harness.sides;
     let error = a.run(|| OpenOptions::new().open(b.address)).unwrap_err();
@@ -188,7 +188,7 @@ fn a_device_is_found_by_what_it_has() {
 /// Packets that never fit would block all packets behind them, of all queue pairs.
 #[test]
 fn a_path_mtu_that_the_link_does_not_carry_is_refused() {
-    require_lab!();
+    require!(need::lab());
     let lab = Lab::new(&LabConfig { mtu: 1500, ..LabConfig::default() }).unwrap();
     let [own, peer] = [0, 1].map(|at| address(&lab, at, Family::V4));
     let side = Side::open(lab.container(0).netns(), own, &Setup::new(Backend::Udp));

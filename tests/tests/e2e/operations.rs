@@ -4,8 +4,8 @@
 use rocinante::device::Backend;
 use rocinante::verbs::Mtu;
 use rocinante_tests::harness::{Family, Setup};
-use rocinante_tests::require_backend;
 use rocinante_tests::verbs::operations::run;
+use rocinante_tests::{need, require};
 
 /// One test per cell, and the list of their names.
 macro_rules! cells {
@@ -13,7 +13,7 @@ macro_rules! cells {
         $(
             #[test]
             fn $name() {
-                require_backend!(Backend::$backend);
+                require!(need::backend(Backend::$backend));
                 run(&Setup::new(Backend::$backend).family(Family::$family).mtu(Mtu::$mtu));
             }
         )*

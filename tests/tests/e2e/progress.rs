@@ -11,7 +11,7 @@ use rocinante::{Access, ConnectOptions, VerbsError};
 use rocinante_lab::Match;
 use rocinante_tests::harness::{Harness, PATIENCE, Setup, StopOnDrop, next, wait_until, wr};
 use rocinante_tests::oracles::Oracle;
-use rocinante_tests::{on_each_backend, require_nft};
+use rocinante_tests::{need, on_each_backend, require};
 
 on_each_backend!(progress::*);
 on_each_backend!(a_sleeper_keeps_the_time_of_others, a_device_is_driven_from_elsewhere);
@@ -19,7 +19,7 @@ on_each_backend!(a_sleeper_keeps_the_time_of_others, a_device_is_driven_from_els
 /// One thread sleeps on a channel. Another posts meanwhile, and its packets are lost: the device
 /// must retransmit them.
 fn a_sleeper_keeps_the_time_of_others(backend: Backend) {
-    require_nft!();
+    require!(need::nft());
     let why = "the bridge drops some of the first packets";
     let mut setup = Setup::new(backend).may_break(Oracle::Retransmissions, why);
     // It must outlive the block, which ends when two programs have run.

@@ -14,7 +14,7 @@ use rocinante_tests::harness::{
 };
 use rocinante_tests::oracles::Oracle;
 use rocinante_tests::verbs::{self, death};
-use rocinante_tests::{alone_on_each_backend, on_each_backend, require_backend, test_name};
+use rocinante_tests::{alone_on_each_backend, need, on_each_backend, require, test_name};
 
 const SEND: SendOp = SendOp::Send { imm: None };
 const QKEY: u32 = 0x1111_1111;
@@ -388,7 +388,7 @@ macro_rules! with_two_shards {
             if death::is_the_peer() {
                 return death::be_the_peer(Backend::$backend.into());
             }
-            require_backend!(Backend::$backend);
+            require!(need::backend(Backend::$backend));
             if std::env::var_os(SHARDS_VARIABLE).is_some_and(|count| count == "2") {
                 return $work(Backend::$backend.into());
             }

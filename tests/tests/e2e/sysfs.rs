@@ -1,20 +1,19 @@
 //! The files below /sys/class/infiniband under `rocinante run`: each test with the tree mounted,
 //! and by the preloaded library alone, as without the right to mount.
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt as _;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rocinante_lab::{Container, LabConfig, Pair};
 use rocinante_tests::harness::Backend;
-use rocinante_tests::running::{Done, Running};
-use rocinante_tests::{require_backend, require_lab, require_machine_root, require_program};
+use rocinante_tests::running::{Done, Running, open_to_all};
+use rocinante_tests::{need, require};
+use tempfile::TempDir;
 
 /// An installation in a folder of its own.
-struct Installed(PathBuf);
+struct Installed(TempDir);
 
 /// How programs get at the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,11 +27,7 @@ const WAYS: [Way; 2] = [Way::Mounted, Way::Preloaded];
 
 impl Installed {
     fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let (own, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let installed = Self(std::env::temp_dir().join(format!("rocinante-sysfs-{own}-{number}")));
-        fs::create_dir(&installed.0).unwrap();
-        fs::set_permissions(&installed.0, Permissions::from_mode(0o755)).unwrap();
+        let installed = Self(open_to_all());
         let built = std::env::current_exe().unwrap();
         for (from, to) in [
             (PathBuf::from(env!("CARGO_BIN_EXE_rocinante-under-test")), "rocinante"),
@@ -42,7 +37,8 @@ impl Installed {
         ] {
             // By another process: a child that another test starts meanwhile would hold this one's
             // descriptor, and a file that can be written to does not start (ETXTBSY).
-            let copied = Command::new("cp").arg(from).arg(installed.0.join(to)).status().unwrap();
+            let copied =
+                Command::new("cp").arg(from).arg(installed.0.path().join(to)).status().unwrap();
             assert!(copied.success());
         }
         installed
@@ -51,7 +47,7 @@ impl Installed {
     /// Compiles a C program.
     fn compiled(&self, name: &str, more: &[&str]) -> String {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/capi").join(name);
-        let program = self.0.join(format!("{name}{}", more.concat()));
+        let program = self.0.path().join(format!("{name}{}", more.concat()));
         let mut cc = Command::new("cc");
         cc.args(["-O1", "-Wall", "-Werror"]).args(more).arg(source).arg("-o").arg(&program);
         assert!(cc.status().unwrap().success(), "{cc:?}");
@@ -64,9 +60,9 @@ impl Installed {
         if way == Way::Preloaded {
             command.args(["--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"]);
         }
-        command.arg(self.0.join("rocinante")).arg("run").args(words);
+        command.arg(self.0.path().join("rocinante")).arg("run").args(words);
         command
-            .env("XDG_RUNTIME_DIR", &self.0)
+            .env("XDG_RUNTIME_DIR", self.0.path())
             .env("ROCINANTE_NETDEV", "udp")
             .env("LC_ALL", "C")
             .current_dir("/")
@@ -88,12 +84,6 @@ impl Installed {
         let done = self.run(way, at, &["--", "sh", "-c", script]).succeeded();
         assert_eq!(done.err, "", "{script}: {}", done.out);
         done.out
-    }
-}
-
-impl Drop for Installed {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -155,9 +145,9 @@ listed 2
 
 #[test]
 fn paths_lead_where_sysfs_leads() {
-    require_lab!();
-    require_machine_root!();
-    require_program!("cc");
+    require!(need::lab());
+    require!(need::machine_root());
+    require!(need::program("cc"));
     let (installed, pair) = (Installed::new(), pair());
     let [a, _] = pair.containers();
     let program = installed.compiled("paths.c", &[]);
@@ -175,16 +165,16 @@ fn paths_lead_where_sysfs_leads() {
     assert!(said.contains("programs in Go and static ones do not see it"), "{said}");
     // The mount is the program's own.
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    assert!(!mounts.contains(installed.0.to_str().unwrap()), "{mounts}");
+    assert!(!mounts.contains(installed.0.path().to_str().unwrap()), "{mounts}");
 }
 
 /// A name belongs to its port, for the verbs and for files alike, while interfaces come and go
 /// during the shell that `rocinante run` has begun.
 #[test]
 fn ports_that_come_and_go_are_followed() {
-    require_lab!();
-    require_machine_root!();
-    require_program!("ibv_devices");
+    require!(need::lab());
+    require!(need::machine_root());
+    require!(need::program("ibv_devices"));
     for way in WAYS {
         let (installed, pair) = (Installed::new(), pair());
         let [a, _] = pair.containers();
@@ -230,9 +220,9 @@ abi_version\nuverbs0\nuverbs1\nuverbs3\n";
 /// The guardian keeps the tree for a program that no library reaches.
 #[test]
 fn a_static_program_sees_a_port_that_comes() {
-    require_lab!();
-    require_machine_root!();
-    require_program!("cc");
+    require!(need::lab());
+    require!(need::machine_root());
+    require!(need::program("cc"));
     let (installed, pair) = (Installed::new(), pair());
     let [a, _] = pair.containers();
     let program = installed.compiled("waits.c", &["-static"]);
@@ -247,13 +237,13 @@ fn a_static_program_sees_a_port_that_comes() {
 /// Programs that describe devices by files alone.
 #[test]
 fn programs_that_read_files_describe_the_devices() {
-    require_lab!();
-    require_machine_root!();
+    require!(need::lab());
+    require!(need::machine_root());
     let (installed, pair) = (Installed::new(), pair());
     let [a, _] = pair.containers();
-    require_program!("ibstat");
-    require_program!("ibstatus");
-    require_program!("lstopo");
+    require!(need::program("ibstat"));
+    require!(need::program("ibstatus"));
+    require!(need::program("lstopo"));
     for (program, words) in [
         ("ibstat", &["CA 'roce0'", "State: Active", "Link layer: Ethernet"][..]),
         ("ibstatus", &["'roce0' port 1 status", "10 Gb/sec (1X FDR10)", "4: ACTIVE"]),
@@ -272,9 +262,9 @@ fn programs_that_read_files_describe_the_devices() {
 /// processes are gone.
 #[test]
 fn counters_are_live_and_of_all_processes() {
-    require_lab!();
-    require_machine_root!();
-    require_program!("ib_write_bw");
+    require!(need::lab());
+    require!(need::machine_root());
+    require!(need::program("ib_write_bw"));
     let (installed, pair) = (Installed::new(), pair());
     let [a, b] = pair.containers();
     let server_at = b.ipv4().to_string();
@@ -319,20 +309,20 @@ fn counters_are_live_and_of_all_processes() {
 /// `packet` groups have a socket of their own.
 #[test]
 fn packets_to_groups_are_counted_apart_udp() {
-    require_lab!();
+    require!(need::lab());
     packets_to_groups_are_counted_apart("udp");
 }
 
 #[test]
 fn packets_to_groups_are_counted_apart_packet() {
-    require_backend!(Backend::Packet);
+    require!(need::backend(Backend::Packet));
     packets_to_groups_are_counted_apart("packet");
 }
 
 fn packets_to_groups_are_counted_apart(netdev: &str) {
-    require_machine_root!();
-    require_program!("mckey");
-    require_program!("ibv_rc_pingpong");
+    require!(need::machine_root());
+    require!(need::program("mckey"));
+    require!(need::program("ibv_rc_pingpong"));
     let (installed, pair) = (Installed::new(), pair());
     let [a, b] = pair.containers();
     let start = |at: &Container, script: &str| {

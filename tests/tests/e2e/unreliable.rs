@@ -12,7 +12,7 @@ use rocinante::{Access, Qp, RecvWr, SendWr, Wc, WcStatus};
 use rocinante_tests::harness::{
     Family, Harness, Setup, Side, assert_same, pattern, wait_until, wr,
 };
-use rocinante_tests::{on_backends, on_each_backend, require_backend};
+use rocinante_tests::{need, on_backends, on_each_backend, require};
 
 const IMM: [u8; 4] = [0xde, 0xad, 0xbe, 0xef];
 const QKEY: u32 = 0x2222_3333;
@@ -146,8 +146,8 @@ mod what_waits_for_room_leaves_and_then_all_is_idle {
     use super::*;
 
     on_backends! {
-        udp: Udp + require_tc => what_waits_for_room_leaves(Backend::Udp);
-        packet: Packet + require_tc => what_waits_for_room_leaves(Backend::Packet);
+        udp: Udp + tc => what_waits_for_room_leaves(Backend::Udp);
+        packet: Packet + tc => what_waits_for_room_leaves(Backend::Packet);
     }
 }
 
@@ -293,7 +293,7 @@ fn what_was_posted_leaves_before_its_queue_pair_goes(backend: Backend) {
 /// Misuse by the program is refused at once.
 #[test]
 fn misuse_is_named() {
-    require_backend!(Backend::Udp);
+    require!(need::backend(Backend::Udp));
     let harness = Harness::new(&Setup::new(Backend::Udp));
     let [a, b] = &harness.sides;
     let datagrams = a.qp().qp_type(QpType::Ud).build().unwrap();

@@ -28,7 +28,7 @@ use rocinante_lab::exit_with_parent;
 use rocinante_tests::alone::alone;
 use rocinante_tests::harness::{Harness, Setup, wr};
 use rocinante_tests::oracles::Oracle;
-use rocinante_tests::{on_each_backend, require_backend, require_ethtool, require_nft, test_name};
+use rocinante_tests::{need, on_each_backend, require, test_name};
 
 use self::party::{PATIENCE, Party};
 use self::process::Role;
@@ -41,9 +41,9 @@ macro_rules! soak {
             if let Some(role) = Role::of_this_process() {
                 return role.live(Backend::$backend);
             }
-            require_backend!(Backend::$backend);
-            require_nft!();
-            require_ethtool!();
+            require!(need::backend(Backend::$backend));
+            require!(need::nft());
+            require!(need::ethtool());
             let (name, time) = (test_name!(), time(10));
             alone(name, 2 * time + 5 * PATIENCE, || survivor::soak(Backend::$backend, name, time));
         }
@@ -66,7 +66,7 @@ macro_rules! under_load {
             if load::has_a_part(Backend::$backend) {
                 return;
             }
-            require_backend!(Backend::$backend);
+            require!(need::backend(Backend::$backend));
             let (name, time) = (test_name!(), time(3));
             let soak = || load::soak(Backend::$backend, name, time, hogs());
             alone(name, 2 * time + 5 * PATIENCE, soak);

@@ -16,10 +16,10 @@ use rocinante_stack::wire::icrc::{IpFields, Template};
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, GSI_QKEY, MAD_LEN, write_gsi};
 use rocinante_stack::wire::{Opcode, Packet};
 use rocinante_tests::captures::{self, Captured};
-use rocinante_tests::require_program;
 use rocinante_tests::tshark::number;
+use rocinante_tests::{need, require};
 
-use super::witnesses::Capture;
+use super::witnesses::capture;
 
 fn captured() -> Vec<Captured> {
     let to_gsi = |captured: &Captured| {
@@ -385,10 +385,9 @@ fn frame(mad: &[u8; MAD_LEN]) -> Vec<u8> {
 
 /// tshark's values of these fields for each frame.
 fn ask_tshark(frames: &[Vec<u8>], fields: &[&str]) -> Vec<Vec<String>> {
-    let name = format!("cm-{}", fields.len());
-    let capture = Capture::write(&name, frames.iter().map(|frame| &frame[..]));
+    let capture = capture(frames.iter().map(|frame| &frame[..]));
     let mut command = Command::new("tshark");
-    command.arg("-r").arg(&capture.0).args(["-n", "-T", "fields", "-E", "separator=|"]);
+    command.arg("-r").arg(&capture).args(["-n", "-T", "fields", "-E", "separator=|"]);
     command.args(["-E", "occurrence=f", "-e", "_ws.col.Info"]);
     for field in fields {
         command.args(["-e", &format!("infiniband.{field}")]);
@@ -403,7 +402,7 @@ fn ask_tshark(frames: &[Vec<u8>], fields: &[&str]) -> Vec<Vec<String>> {
 
 #[test]
 fn tshark_sees_every_field_that_we_wrote() {
-    require_program!("tshark");
+    require!(need::program("tshark"));
     let names: Vec<&str> = {
         let mut names = vec!["mad.transactionid", "mad.attributeid", "mad.method", "deth.q_key"];
         names.extend(messages(1, b"").iter().flat_map(shown).map(|(name, _)| name));
@@ -444,7 +443,7 @@ fn tshark_sees_every_field_that_we_wrote() {
 
 #[test]
 fn tshark_sees_the_addresses_that_we_wrote() {
-    require_program!("tshark");
+    require!(need::program("tshark"));
     let names =
         ["cm.req.ip_cm.sip4", "cm.req.ip_cm.dip4", "cm.req.ip_cm.sip6", "cm.req.ip_cm.dip6"];
     let more = ["cm.req.ip_cm.sport", "cm.req.prim_localgid_ipv4"];

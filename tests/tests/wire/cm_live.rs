@@ -14,7 +14,7 @@ use rocinante_stack::wire::icrc::{IpFields, Template};
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, GSI_QKEY, write_gsi};
 use rocinante_tests::harness::{Family, Harness, PATIENCE, Setup};
 use rocinante_tests::tshark::{Capture, number};
-use rocinante_tests::{on_each_backend, require_program};
+use rocinante_tests::{need, on_each_backend, require};
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery};
 
 on_each_backend!(ipv4_handshakes_are_what_tshark_knows, ipv6_handshakes_are_what_tshark_knows,);
@@ -24,12 +24,12 @@ const PORT: u16 = 7471;
 const SHUT: u16 = 9;
 
 fn ipv4_handshakes_are_what_tshark_knows(backend: Backend) {
-    require_program!("tshark");
+    require!(need::program("tshark"));
     handshakes(&Setup::new(backend));
 }
 
 fn ipv6_handshakes_are_what_tshark_knows(backend: Backend) {
-    require_program!("tshark");
+    require!(need::program("tshark"));
     handshakes(&Setup::new(backend).family(Family::V6));
 }
 

@@ -2,9 +2,8 @@
 //! computes the ICRC, and tshark, which knows the extension headers. A stack that is wrong on both
 //! of its sides agrees with itself, but not with these.
 
-use std::fs::File;
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -17,8 +16,9 @@ use rocinante_stack::wire::{
     Reth, Service, Syndrome,
 };
 use rocinante_tests::tshark::number;
-use rocinante_tests::{require, require_program};
+use rocinante_tests::{need, require};
 use serde_json::{Value, json};
+use tempfile::{NamedTempFile, TempPath};
 
 /// A packet of ours, and the frame it travels in.
 struct Sample {
@@ -151,25 +151,14 @@ fn frame(packet: &mut [u8], v6: bool, src_port: u16, seed: usize) -> (IpFields, 
 }
 
 /// A capture file that is removed when it is dropped.
-pub(crate) struct Capture(pub(crate) PathBuf);
-
-impl Capture {
-    pub(crate) fn write<'a>(name: &str, frames: impl IntoIterator<Item = &'a [u8]>) -> Self {
-        let file = format!("rocinante-{name}-{}.pcap", std::process::id());
-        let path = std::env::temp_dir().join(file);
-        let mut writer = PcapWriter::new(File::create(&path).unwrap()).unwrap();
-        for frame in frames {
-            let len = u32::try_from(frame.len()).unwrap();
-            writer.write_packet(&PcapPacket::new(Duration::ZERO, len, frame)).unwrap();
-        }
-        Self(path)
+pub(crate) fn capture<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> TempPath {
+    let file = NamedTempFile::new().unwrap();
+    let mut writer = PcapWriter::new(file.as_file()).unwrap();
+    for frame in frames {
+        let len = u32::try_from(frame.len()).unwrap();
+        writer.write_packet(&PcapPacket::new(Duration::ZERO, len, frame)).unwrap();
     }
-}
-
-impl Drop for Capture {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
+    file.into_temp_path()
 }
 
 /// A Python that has scapy. Debian's scapy belongs to Debian's Python, which need not be the first
@@ -232,8 +221,8 @@ fn hex(bytes: &[u8]) -> String {
 fn scapy_sees_what_we_wrote_and_computes_the_same_icrc() {
     require!(python());
     let samples = samples();
-    let capture = Capture::write("scapy", samples.iter().map(|sample| &sample.frame[..]));
-    let (scapy, seen) = ask_scapy(python().unwrap(), &capture.0);
+    let capture = capture(samples.iter().map(|sample| &sample.frame[..]));
+    let (scapy, seen) = ask_scapy(python().unwrap(), &capture);
     assert_eq!(seen.len(), samples.len(), "scapy {}", scapy["version"]);
     for (sample, seen) in samples.iter().zip(&seen) {
         assert_eq!(
@@ -258,8 +247,8 @@ fn scapy_notices_a_changed_bit() {
         let at = start + if at < 4 { at } else { at + 1 };
         sample.frame[at.min(start + sample.packet.len() - 5)] ^= 1 << (i % 8);
     }
-    let capture = Capture::write("scapy-bits", samples.iter().map(|sample| &sample.frame[..]));
-    let (_, seen) = ask_scapy(python().unwrap(), &capture.0);
+    let capture = capture(samples.iter().map(|sample| &sample.frame[..]));
+    let (_, seen) = ask_scapy(python().unwrap(), &capture);
     for (sample, seen) in samples.iter().zip(&seen) {
         assert_ne!(seen["icrc"], expected(sample)["icrc"], "{:?}", sample.parse().bth());
     }
@@ -269,8 +258,8 @@ fn scapy_notices_a_changed_bit() {
 #[test]
 fn scapy_has_the_same_opcodes() {
     require!(python());
-    let capture = Capture::write("scapy-none", []);
-    let (scapy, _) = ask_scapy(python().unwrap(), &capture.0);
+    let capture = capture([]);
+    let (scapy, _) = ask_scapy(python().unwrap(), &capture);
     let theirs = scapy["opcodes"].as_object().unwrap();
     assert!(theirs.len() > 35, "{theirs:?}");
     let mut compared = 0;
@@ -345,13 +334,13 @@ fn fields(packet: &Packet<'_>) -> Vec<Option<u64>> {
 
 #[test]
 fn tshark_sees_every_field_that_we_wrote() {
-    require_program!("tshark");
+    require!(need::program("tshark"));
     // tshark's table of opcodes lacks FLUSH, ATOMIC WRITE and the CNP.
     let known = |sample: &Sample| !matches!(sample.packet[0], 0x1c | 0x1d | 0x81);
     let samples: Vec<_> = samples().into_iter().filter(known).collect();
-    let capture = Capture::write("tshark", samples.iter().map(|sample| &sample.frame[..]));
+    let capture = capture(samples.iter().map(|sample| &sample.frame[..]));
     let mut command = Command::new("tshark");
-    command.arg("-r").arg(&capture.0);
+    command.arg("-r").arg(&capture);
     // These dissectors guess from the payloads of SENDs, and fail on short ones.
     for guess in ["rpcordma", "infiniband.eoib"] {
         command.args(["--disable-protocol", guess]);

@@ -270,6 +270,7 @@ fn cannot(path: &Path, error: &io::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tempfile::TempDir;
 
     fn session() -> Session {
         let machine = Machine { cpu: "a CPU".into(), cpus: 2, kernel: "6.18".into() };
@@ -294,29 +295,24 @@ mod tests {
         })
     }
 
-    fn dir(name: &str) -> PathBuf {
-        let name = format!("rocinante-bench-store-{name}-{}", std::process::id());
-        std::env::temp_dir().join(name)
-    }
-
     #[test]
     fn rows_are_in_the_file_when_they_are_added_and_are_taken_again() {
-        let dir = dir("added");
-        let mut store = Store::create(&dir, &session()).unwrap();
+        let dir = TempDir::new().unwrap();
+        let dir = dir.path();
+        let mut store = Store::create(dir, &session()).unwrap();
         for x in [2, 4] {
             store.add(row(x)).unwrap();
-            let read = found(&Found::read(&dir).unwrap());
+            let read = found(&Found::read(dir).unwrap());
             assert_eq!(read.rows.last(), Some(&row(x)));
         }
         assert!(store.has(&row(4).key) && !store.has(&row(8).key));
-        let again = Store::create(&dir, &session()).unwrap_err().to_string();
+        let again = Store::create(dir, &session()).unwrap_err().to_string();
         assert!(again.contains("has a study already: --resume"), "{again}");
-        let read = found(&Found::read(&dir).unwrap());
+        let read = found(&Found::read(dir).unwrap());
         assert_eq!(read.told(), "2 rows are taken");
-        let store = Store::resume(&dir, &session(), read).unwrap();
+        let store = Store::resume(dir, &session(), read).unwrap();
         assert_eq!(store.rows, [row(2), row(4)]);
         assert!(!dir.join(LEFT_OUT).exists());
-        fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]
@@ -354,14 +350,13 @@ mod tests {
             let is_cut = !whole[..cut].ends_with('\n');
             assert_eq!(found.told().contains("1 a line that was cut"), is_cut, "cut at {cut}");
         }
-        let dir = dir("cut");
-        fs::create_dir(&dir).unwrap();
+        let dir = TempDir::new().unwrap();
+        let dir = dir.path();
         let found = found(&whole[..whole.len() - 9]);
-        let store = Store::resume(&dir, &session(), found).unwrap();
+        let store = Store::resume(dir, &session(), found).unwrap();
         assert_eq!(store.rows, [row(1)]);
         let left = fs::read_to_string(dir.join(LEFT_OUT)).unwrap();
         assert!(whole.contains(left.trim_end()) && left.contains("\"x\":2"), "{left}");
-        fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]
@@ -379,9 +374,9 @@ mod tests {
 
     #[test]
     fn a_full_disk_and_strange_directories_are_told() {
-        let dir = dir("full");
-        fs::create_dir(&dir).unwrap();
-        let none = Found::read(&dir).unwrap_err().to_string();
+        let dir = TempDir::new().unwrap();
+        let dir = dir.path();
+        let none = Found::read(dir).unwrap_err().to_string();
         assert!(none.contains("has no study: --report"), "{none}");
         let path = PathBuf::from("/dev/full");
         let file = OpenOptions::new().write(true).open(&path).unwrap();
@@ -390,10 +385,9 @@ mod tests {
         assert!(full.contains("/dev/full") && full.contains("make room"), "{full}");
         assert!(store.rows.is_empty());
         fs::write(dir.join("letter.txt"), "dear").unwrap();
-        let theirs = Store::create(&dir, &session()).unwrap_err().to_string();
+        let theirs = Store::create(dir, &session()).unwrap_err().to_string();
         assert!(theirs.contains("files of others"), "{theirs}");
         let below = Store::create(&dir.join("letter.txt"), &session()).unwrap_err().to_string();
         assert!(below.contains("letter.txt"), "{below}");
-        fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use rocinante_cli::measure::jain;
 use rocinante_cli::output::{Failure, Output, Result};
 use rocinante_lab::ChildGuard;
 
@@ -20,7 +21,7 @@ use super::progress::Progress;
 use super::store::{Key, Load, Row, Session, Store};
 use crate::attempts::{Attempts, Subject};
 use crate::workers::{
-    Link, Loaded, Measure, Outcome, Pairing, Places, Rights, Step, Together, Traffic, Work, jain,
+    Link, Loaded, Measure, Outcome, Pairing, Places, Rights, Step, Together, Traffic, Work,
 };
 
 /// The path MTU of the links, which are ours, and of the kernel's devices.
@@ -386,7 +387,7 @@ fn scaled(together: &Together, pairs: u64, seconds: f64) -> Figures {
     let mut figures = vec![
         ("sum_gbps", gbps(sum)),
         ("slowest_gbps", gbps(shares.iter().copied().min().unwrap_or(0))),
-        ("jain", jain(&shares)),
+        ("jain", jain(shares.iter().map(|it| *it as f64))),
         ("errors", failed as f64 + f64::from(together.lost)),
         ("process_mib", mib(together.private)),
         ("start_ms", together.started * 1e3),
@@ -468,6 +469,8 @@ impl Load {
 mod tests {
     use std::path::Path;
 
+    use tempfile::TempDir;
+
     use super::super::plan::Choice;
     use super::*;
     use crate::machine::Machine;
@@ -511,9 +514,8 @@ mod tests {
     /// A worker that dies, that hangs, or that prints nonsense leaves a row that says so.
     #[test]
     fn a_broken_worker_is_told_in_its_row() {
-        let dir =
-            std::env::temp_dir().join(format!("rocinante-bench-broken-{}", std::process::id()));
-        std::fs::create_dir(&dir).unwrap();
+        let dir = TempDir::new().unwrap();
+        let dir = dir.path();
         let place = ["127.0.0.1", "127.0.0.2"].map(str::to_owned).to_vec();
         let choice = Choice { quick: true, only: vec!["load".into()], ..Choice::default() };
         let machine = Machine { cpus: 2, ..Machine::here() };
@@ -550,20 +552,18 @@ mod tests {
             let said = row.missing.as_deref().unwrap();
             assert!(said.contains(why), "{script}: {said}");
         }
-        std::fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]
     fn a_mode_that_worked_before_is_not_given_up_in_a_resumed_study() {
-        let dir =
-            std::env::temp_dir().join(format!("rocinante-bench-worked-{}", std::process::id()));
+        let dir = TempDir::new().unwrap();
         let session = Session {
             machine: Machine::here(),
             load: Load::Quiet,
             choice: Choice::default(),
             place: Vec::new(),
         };
-        let mut store = Store::create(&dir, &session).unwrap();
+        let mut store = Store::create(dir.path(), &session).unwrap();
         let mode = |name| MODES.iter().find(|mode| mode.name == name).unwrap();
         let row = |name, missing: Option<&str>| Row {
             key: key(Experiment::Load, mode(name), 10, 1),
@@ -578,7 +578,6 @@ mod tests {
             study.attempts.add(subject, false);
         }
         assert_eq!(subjects.map(|subject| study.attempts.in_vain(subject)), [false, true]);
-        std::fs::remove_dir_all(dir).unwrap();
     }
 
     /// By another process: a child that another test starts meanwhile would hold this one's

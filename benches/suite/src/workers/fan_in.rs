@@ -18,9 +18,9 @@ use serde::{Deserialize, Serialize};
 
 use super::job::PORT;
 use super::measure::{Figure, Measure, Step};
-use super::ours::{PATIENCE, QUEUED, in_bulk, jain};
+use super::ours::{PATIENCE, QUEUED, in_bulk};
 use super::peers;
-use rocinante_cli::measure::{Connected, Connecting, End, MeasureError, Until, bulk};
+use rocinante_cli::measure::{Connected, Connecting, End, MeasureError, Until, bulk, jain};
 use rocinante_cli::output::{Failure, Result};
 
 /// The most senders, and the namespaces that they and the receiver have.
@@ -142,7 +142,7 @@ fn figures(step: &Step, sent: &[Sent], broken: usize) -> Vec<Figure> {
         step.figure(Measure::FanInRetransmits, retransmitted as f64),
     ];
     if shares.len() > 1 {
-        figures.push(step.figure(Measure::FanInFairness, jain(&shares)));
+        figures.push(step.figure(Measure::FanInFairness, jain(shares.iter().map(|it| *it as f64))));
     }
     figures
 }

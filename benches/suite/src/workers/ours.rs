@@ -13,7 +13,7 @@ use super::peers::{PAUSE, quantile_us, tails};
 use super::{cost, datagrams};
 use rocinante_cli::measure::{
     Bulk, BulkOp, BulkResult, Connected, Connecting, End, Pinging, RoundTrip, Side, Until,
-    bulk_with_shares, histogram, post_receives, receive_bulk, round_trips, round_trips_apart,
+    bulk_with_shares, histogram, jain, post_receives, receive_bulk, round_trips, round_trips_apart,
     send_latency, serve, write_latency,
 };
 use rocinante_cli::output::Result;
@@ -232,7 +232,7 @@ impl Flow {
                 Measure::WriteBwQueued => Measure::WriteBwQueuedFairness,
                 _ => Measure::WriteBwFairness,
             };
-            figures.push(step.figure(fairness, jain(shares)));
+            figures.push(step.figure(fairness, jain(shares.iter().map(|it| *it as f64))));
         }
         let cpu = cpu + theirs.cpu;
         match step.measure {
@@ -331,25 +331,9 @@ pub(super) fn per_core(bytes: u64, seconds: f64) -> f64 {
     bytes as f64 * 8.0 / 1e9 / seconds.max(1e-9)
 }
 
-/// Jain's index of fairness.
-pub(crate) fn jain(shares: &[u64]) -> f64 {
-    let shares = shares.iter().map(|share| *share as f64);
-    let (sum, squares) =
-        shares.clone().fold((0.0, 0.0), |(sum, squares), x| (sum + x, squares + x * x));
-    if squares == 0.0 { 0.0 } else { sum * sum / (shares.len() as f64 * squares) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn equal_shares_are_fair() {
-        assert!((jain(&[7, 7, 7, 7]) - 1.0).abs() < 1e-12);
-        assert!((jain(&[1, 0, 0, 0]) - 0.25).abs() < 1e-12);
-        assert!((jain(&[3, 1]) - 0.8).abs() < 1e-12);
-        assert_eq!(jain(&[0, 0]), 0.0);
-    }
 
     #[test]
     fn how_requests_are_posted_is_told() {

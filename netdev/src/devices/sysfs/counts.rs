@@ -252,8 +252,8 @@ mod tests {
 
     #[test]
     fn a_stopped_process_whose_queue_is_full_counts_by_its_last_answer() {
-        let place = std::env::temp_dir().join(format!("rocinante-counts-{}", std::process::id()));
-        let root = place.join("root");
+        let place = tempfile::TempDir::new().unwrap();
+        let root = place.path().join("root");
         fs::create_dir_all(&root).unwrap();
         let stopped = Published::begin(&root).unwrap();
         let (port, name) = (PortKey { namespace: 7, index: 2 }, "counters/port_xmit_data");
@@ -266,6 +266,5 @@ mod tests {
         std::thread::spawn(move || send.send(sum(&root)));
         let sums = sums.recv_timeout(Duration::from_secs(20)).expect("it waits for ever");
         assert_eq!(sums[&port][name], 40);
-        fs::remove_dir_all(place).unwrap();
     }
 }

@@ -62,16 +62,11 @@ impl<W: Write> Archive<'_, W> {
         let mut bytes = header.into_bytes();
         bytes.extend_from_slice(name.as_bytes());
         bytes.push(0);
-        pad(&mut bytes);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
         self.out.write_all(&bytes)?;
         self.out.write_all(data)?;
         self.out.write_all(&[0; 3][..data.len().wrapping_neg() % 4])
     }
-}
-
-/// Pads to a multiple of four bytes.
-fn pad(bytes: &mut Vec<u8>) {
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
 }
 
 #[cfg(test)]
@@ -80,13 +75,13 @@ mod tests {
 
     #[test]
     fn a_tree_becomes_an_archive() {
-        let root = std::env::temp_dir().join(format!("rocinante-cpio-{}", std::process::id()));
-        fs::create_dir_all(root.join("bin")).unwrap();
+        let root = tempfile::TempDir::new().unwrap();
+        let root = root.path();
+        fs::create_dir(root.join("bin")).unwrap();
         fs::write(root.join("bin/x"), b"hello").unwrap();
         std::os::unix::fs::symlink("x", root.join("bin/y")).unwrap();
         let mut archive = Vec::new();
-        write_tree(&root, &mut archive).unwrap();
-        fs::remove_dir_all(&root).unwrap();
+        write_tree(root, &mut archive).unwrap();
         assert_eq!(archive.len() % 4, 0);
         let text = String::from_utf8_lossy(&archive);
         assert_eq!(text.matches("070701").count(), 4);

@@ -119,10 +119,14 @@ impl Case {
         let container = network.container(&bench.lab, Link::Veth);
         let theirs = network.address(Link::Veth, false).to_string();
         let ours = container.ipv4().to_string();
-        let file = format!("rocinante-report-{}-{}.md", std::process::id(), self.name);
-        let file = std::env::temp_dir().join(file);
+        let file = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
         let mut command = Command::new(PROGRAM);
-        command.arg("device").arg("--report").arg(&file).args(self.options).args(self.filters);
+        command
+            .arg("device")
+            .arg("--report")
+            .arg(file.path())
+            .args(self.options)
+            .args(self.filters);
         for (option, value) in [
             ("--device", network.device(Link::Veth)),
             ("--address", &theirs),
@@ -141,7 +145,6 @@ impl Case {
         };
         let output = output.map_err(|error| error.to_string())?;
         let report = std::fs::read_to_string(&file).map_err(|error| error.to_string());
-        let _ = std::fs::remove_file(&file);
         let said = format!(
             "{}{}{}",
             String::from_utf8_lossy(&output.stdout),

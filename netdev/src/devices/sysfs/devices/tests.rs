@@ -5,31 +5,25 @@ use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use tempfile::TempDir;
+
 use super::*;
 use crate::devices::sysfs::{Counts, Published, keep};
 use crate::kernel::interface::Interface;
 use crate::testing::testns::{Pair, or_skip, wait_until};
 
 /// A directory of its own, with a place above it.
-struct Scratch(PathBuf);
+struct Scratch(TempDir);
 
 impl Scratch {
     fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let (own, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let place = std::env::temp_dir().join(format!("rocinante-sysfs-test-{own}-{number}"));
-        fs::create_dir_all(place.join("root")).unwrap();
-        Self(place)
+        let place = Self(TempDir::new().unwrap());
+        fs::create_dir(place.root()).unwrap();
+        place
     }
 
     fn root(&self) -> PathBuf {
-        self.0.join("root")
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        self.0.path().join("root")
     }
 }
 
@@ -159,13 +153,13 @@ fn processes_that_share_a_directory_share_names() {
     assert_eq!(one.list(Some("lo=x")).unwrap(), devices);
     assert_eq!(read(&scratch.root()).unwrap().names, one.names);
     // In a directory below one of another user's nothing is written.
-    std::os::unix::fs::chown(&scratch.0, Some(65534), None).unwrap_or_default();
-    if fs::metadata(&scratch.0).unwrap().uid() == 65534 {
+    std::os::unix::fs::chown(scratch.0.path(), Some(65534), None).unwrap_or_default();
+    if fs::metadata(scratch.0.path()).unwrap().uid() == 65534 {
         let before = read(&scratch.root());
         assert!(hold(&scratch.root()).is_err() && Published::begin(&scratch.root()).is_err());
         one.list(Some("lo=x")).unwrap();
         assert_eq!(read(&scratch.root()), before);
-        std::os::unix::fs::chown(&scratch.0, Some(0), None).unwrap();
+        std::os::unix::fs::chown(scratch.0.path(), Some(0), None).unwrap();
     }
     // A directory that is gone comes again.
     fs::remove_dir_all(scratch.root()).unwrap();
