@@ -1,7 +1,7 @@
 //! Tests that count the objects that their process holds. Each runs in a process of its own.
 
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rocinante::Context;
 use rocinante::stats::Resources;
@@ -78,6 +78,16 @@ impl Held {
     pub fn now(devices: &[&Context]) -> Self {
         let resources = devices.iter().map(|ctx| ctx.resources().expect("in software"));
         Self { descriptors: descriptors(), resources: resources.collect() }
+    }
+
+    /// Waits until the process and `devices` hold this again. Panics if they do not `within`.
+    pub fn is_again(&self, devices: &[&Context], within: Duration) {
+        let deadline = Instant::now() + within;
+        while Self::now(devices) != *self {
+            let now = Self::now(devices);
+            assert!(Instant::now() < deadline, "left behind: {now:?}, {self:?} before");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 

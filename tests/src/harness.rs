@@ -426,6 +426,7 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
 
 /// Makes one test per backend of each function that takes a [`Backend`] or [`On`].
 /// `on_each_backend!(f, g)` makes the tests `f::udp`, `f::packet`, `f::afxdp`, `g::udp`, …;
+/// `on_each_backend!(f + nft)` needs something else, too;
 /// `on_each_backend!(windows::*)` takes all tests that [`verbs`](crate::verbs) lists for that
 /// module.
 #[macro_export]
@@ -433,27 +434,15 @@ macro_rules! on_each_backend {
     ($module:ident::*) => {
         $crate::$module!();
     };
-    ($($name:ident),+ $(,)?) => {
-        $crate::on_each_backend!($(super::$name as $name),+);
+    ($($name:ident $(+ $need:ident)*),+ $(,)?) => {
+        $crate::on_each_backend!($(super::$name as $name $(+ $need)*),+);
     };
-    ($($function:path as $name:ident),+) => {$(
+    ($($function:path as $name:ident $(+ $need:ident)*),+) => {$(
         mod $name {
-            #[test]
-            fn udp() {
-                $crate::require!($crate::need::backend($crate::harness::Backend::Udp));
-                $function($crate::harness::Backend::Udp.into());
-            }
-
-            #[test]
-            fn packet() {
-                $crate::require!($crate::need::backend($crate::harness::Backend::Packet));
-                $function($crate::harness::Backend::Packet.into());
-            }
-
-            #[test]
-            fn afxdp() {
-                $crate::require!($crate::need::backend($crate::harness::Backend::Xdp));
-                $function($crate::harness::Backend::Xdp.into());
+            $crate::on_backends! {
+                udp: Udp $(+ $need)* => $function($crate::harness::Backend::Udp.into());
+                packet: Packet $(+ $need)* => $function($crate::harness::Backend::Packet.into());
+                afxdp: Xdp $(+ $need)* => $function($crate::harness::Backend::Xdp.into());
             }
         }
     )+};

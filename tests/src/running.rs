@@ -1,5 +1,6 @@
 //! Commands run as users run them, and watched from outside.
 
+use std::fmt::Display;
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt as _;
@@ -21,6 +22,20 @@ use crate::harness::wait_until;
 
 /// How long any command here may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What `attempt` returns when it first succeeds. Panics with its last error if it does not within
+/// [`PATIENCE`].
+#[track_caller]
+pub fn retried<T, E: Display>(mut attempt: impl FnMut() -> Result<T, E>) -> T {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match attempt() {
+            Ok(done) => return done,
+            Err(error) => assert!(Instant::now() < end, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
 
 /// A running command.
 #[derive(Debug)]
@@ -145,6 +160,21 @@ impl Running {
     #[track_caller]
     pub fn says(&mut self, what: &str) {
         self.hears(what, |line| line.contains(what));
+    }
+
+    /// The command, once it [`says`](Self::says) this.
+    #[must_use]
+    #[track_caller]
+    pub fn that_says(mut self, what: &str) -> Self {
+        self.says(what);
+        self
+    }
+
+    /// The command, once it waits for a client.
+    #[must_use]
+    #[track_caller]
+    pub fn that_waits(self) -> Self {
+        self.that_says("waiting for a client")
     }
 
     /// Waits for a line of its standard error that `suits`. `what` names it. Panics as

@@ -4,11 +4,12 @@
 
 use nix::sys::signal::Signal;
 use rocinante_lab::{ChildGuard, Lab, LabConfig, exit_with_parent, kill_children_on_signal};
+use rocinante_tests::harness::wait_until;
 use rocinante_tests::{need, require};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The role of a process started by a test.
 const ROLE: &str = "ROCINANTE_TEST_ROLE";
@@ -91,11 +92,7 @@ fn myself(test: &str, role: &str) -> Command {
 }
 
 fn assert_ends_soon(pid: u32) {
-    let deadline = Instant::now() + SOON;
-    while is_alive(pid) {
-        assert!(Instant::now() < deadline, "process {pid} outlived its parent");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_until(&format!("process {pid} ends with its parent"), || !is_alive(pid));
 }
 
 /// Whether the process exists and is not a zombie.

@@ -14,7 +14,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::harness::{Family, On};
 
 /// Declares the modules and lists their public functions, which are tests.
-/// [`on_each_backend!`](crate::on_each_backend) runs those of a module.
+/// [`on_each_backend!`](crate::on_each_backend) runs those of a module, and `module!(on udp)` runs
+/// them on that backend alone.
 macro_rules! tests {
     ($($module:ident: $($name:ident),+;)+) => {
         $(
@@ -31,6 +32,13 @@ macro_rules! tests {
                 () => {
                     $crate::on_each_backend!($($crate::verbs::$module::$name as $name),+);
                 };
+                (on udp) => {$(
+                    #[test]
+                    fn $name() {
+                        $crate::require!($crate::need::lab());
+                        $crate::verbs::$module::$name($crate::harness::Backend::Udp.into());
+                    }
+                )+};
             }
         )+
 

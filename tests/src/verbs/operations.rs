@@ -17,6 +17,8 @@ macro_rules! cells {
             if let On::Kernel(device) = &on {
                 crate::require!(device.address_of(Family::$family));
             }
+            let cell = format!("ip{}_{}", stringify!($family), Mtu::$mtu);
+            assert!(cell.eq_ignore_ascii_case(stringify!($name)), "{cell}");
             run(&Setup::new(on).family(Family::$family).mtu(Mtu::$mtu));
         }
     )*};
@@ -48,7 +50,7 @@ const LARGEST: usize = (1 << 20) + 3;
 const GUARD: usize = 64;
 
 /// Every operation at every size. Panics if something is otherwise than it should be.
-pub fn run(setup: &Setup) {
+fn run(setup: &Setup) {
     let harness = Harness::new(setup);
     let [a, b] = &harness.sides;
     let qps = harness.pair();

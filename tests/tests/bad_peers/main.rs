@@ -90,9 +90,7 @@ fn rocinante(line: &str) -> Command {
 /// A server that waits on `address`.
 fn serve(command: &str, address: Ipv4Addr) -> Running {
     let line = format!("{command} --netdev udp --bind {address}");
-    let mut server = Running::start(&mut rocinante(&line));
-    server.says("waiting for a client");
-    server
+    Running::start(&mut rocinante(&line)).that_waits()
 }
 
 fn call(command: &str, address: Ipv4Addr, server: Ipv4Addr) -> Running {

@@ -5,6 +5,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
+use rocinante_tests::running::retried;
+
 /// The replacement of a message.
 #[derive(Debug, Clone)]
 pub(super) enum Fault {
@@ -102,14 +104,7 @@ fn until_gone(victim: &TcpStream) -> Option<Vec<u8>> {
 
 /// A connection to the listener at `address`; waits until there is one.
 pub(super) fn reach(address: SocketAddr) -> TcpStream {
-    let deadline = std::time::Instant::now() + Duration::from_secs(20);
-    loop {
-        match TcpStream::connect(address) {
-            Ok(stream) => return stream,
-            Err(error) => assert!(std::time::Instant::now() < deadline, "{address}: {error}"),
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    retried(|| TcpStream::connect(address).map_err(|error| format!("{address}: {error}")))
 }
 
 /// The first connection to the listener.

@@ -31,8 +31,7 @@ fn a_sleeping_thread_is_cancelled() {
     let (library, pair) = (Library::new(), pair());
     let [a, b] = pair.containers();
     let program = library.compiled("cancelled.c", &["-lrdmacm", "-libverbs", "-lpthread"]);
-    let mut serves = library.start(b, &format!("{program} {}", b.ipv4()));
-    serves.says("listens");
+    let serves = library.start(b, &format!("{program} {}", b.ipv4())).that_says("listens");
     library.run(a, &format!("{program} ask {}", b.ipv4())).succeeded();
     let done = serves.finish().succeeded();
     assert!(done.out.ends_with("all as expected\n"), "{}{}", done.out, done.err);
@@ -62,8 +61,7 @@ fn ways_of_librdmacm_are_the_kernels() {
     }
     ip(a, "address add fe80::a/64 dev eth1 nodad");
     let program = library.compiled("ways.c", &["-lrdmacm", "-libverbs"]);
-    let mut serves = library.start(b, &format!("{program} serve"));
-    serves.says("listens");
+    let mut serves = library.start(b, &format!("{program} serve")).that_says("listens");
     let [x, y, z, _] = a.ipv4().octets();
     let mut asks = library.start(a, &format!("{program} ask {} {x}.{y}.{z}.253", b.ipv4()));
     asks.says("cut");

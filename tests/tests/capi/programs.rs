@@ -105,8 +105,7 @@ fn an_open_device_takes_the_mtu_that_its_port_says() {
     let [a, _] = pair.containers();
     let set_mtu = |mtu| a.netns().ip(&["link", "set", "eth0", "mtu", mtu]).unwrap();
     set_mtu("1500");
-    let mut program = library.start(a, &library.script("mtu.py"));
-    program.says("ready");
+    let mut program = library.start(a, &library.script("mtu.py")).that_says("ready");
     set_mtu("4200");
     program.child.signal(Signal::SIGUSR1);
     let done = program.finish().succeeded();
@@ -161,8 +160,7 @@ fn the_end_right_after_the_last_completion_leaves_the_peer_no_error() {
     let script = library.script("pong.py");
     let ways = [("return", 40), ("exit", 40), ("_exit", 200), ("quiet", 10), ("forked", 10)];
     for (how, rounds) in ways {
-        let mut server = library.start(b, &format!("{script} server - 0 {how}"));
-        server.says("ready");
+        let server = library.start(b, &format!("{script} server - 0 {how}")).that_says("ready");
         let mut client = library.command(&format!("{script} client {} {rounds} {how}", b.ipv4()));
         if how == "_exit" {
             let preload = [library.path().join("libibverbs.so.1"), library.copy_of_paths()];
@@ -404,8 +402,7 @@ fn librdmacm_is_told_what_the_kernel_tells() {
     let script = library.path().join("few.sh");
     fs::write(&script, format!("ulimit -n 64; exec {program} {} $1\n", b.ipv4())).unwrap();
     let script = format!("sh {}", script.display());
-    let mut watches = library.start(b, &format!("{script} watch"));
-    watches.says("listens");
+    let watches = library.start(b, &format!("{script} watch")).that_says("listens");
     library.run(a, &format!("{script} leave")).succeeded();
     assert!(watches.finish().succeeded().out.ends_with("ended\n"));
 }

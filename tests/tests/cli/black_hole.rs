@@ -22,8 +22,7 @@ fn a_link_that_takes_no_large_packets_is_named() {
         Running::of(lab.container(index).spawn(&mut command).unwrap())
     };
     let run = |line: &str| {
-        let mut server = start(1, line);
-        server.says("waiting for a client");
+        let server = start(1, line).that_waits();
         let client = start(0, &format!("{line} {}", lab.container(1).ipv4())).finish();
         let _ = server.finish();
         client
@@ -39,8 +38,7 @@ fn a_link_that_takes_no_large_packets_is_named() {
     run("pingpong --netdev udp -m 4096 -n 20").failed(1, &[large, "try -m 1024"]);
     // rping's server asks for the text first, so both sides see that nothing large passes.
     let rping = |options: &str| {
-        let mut server = start(1, "rping -s --netdev udp");
-        server.says("waiting for a client");
+        let server = start(1, "rping -s --netdev udp").that_waits();
         let line = format!("rping -c --netdev udp -C 5 -S 4096 {options} -a");
         let client = start(0, &format!("{line} {}", lab.container(1).ipv4())).finish();
         [server.finish(), client]
@@ -78,8 +76,7 @@ fn the_mtu_is_named(netdev: &str) {
         Running::of(lab.container(index).spawn(&mut command).unwrap())
     };
     let run = |line: &str, v6| {
-        let mut server = start(1, line);
-        server.says("waiting for a client");
+        let server = start(1, line).that_waits();
         let client = start(0, &format!("{line} {}", lab.container(1).address(v6))).finish();
         let _ = server.finish();
         client

@@ -9,13 +9,13 @@ use rocinante_cli::decode::line::opcode_name;
 use rocinante_lab::{Container, Lab, LabConfig};
 use rocinante_stack::wire::Opcode;
 use rocinante_tests::harness::wait_until;
-use rocinante_tests::on_backends;
-use rocinante_tests::running::PATIENCE;
+use rocinante_tests::running::retried;
+use rocinante_tests::{on_backends, on_each_backend};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::{NamedTempFile, TempPath};
 
 /// A file of a test, removed at its end.
@@ -31,10 +31,8 @@ fn capture(lab: &Lab, agent: &str, line: &str, file: &Path) -> Running {
 /// A client that writes to a server, until they are dropped.
 fn traffic(lab: &Lab, line: &str) -> [Running; 2] {
     let [client, server] = [0, 1].map(|index| lab.container(index));
-    let mut waiting = start(server, line);
-    waiting.says("waiting for a client");
-    let mut writes = start(client, &format!("{line} {}", server.ipv4()));
-    writes.says(" write-bw ");
+    let waiting = start(server, line).that_waits();
+    let writes = start(client, &format!("{line} {}", server.ipv4())).that_says(" write-bw ");
     [writes, waiting]
 }
 
@@ -50,14 +48,10 @@ fn until_enough(
     capture: impl Fn() -> (Done, Value),
     enough: impl Fn(&Value) -> bool,
 ) -> (Done, Value) {
-    let end = Instant::now() + PATIENCE;
-    loop {
+    retried(|| {
         let (done, counts) = capture();
-        if enough(&counts) {
-            return (done, counts);
-        }
-        assert!(Instant::now() < end, "{counts}");
-    }
+        if enough(&counts) { Ok((done, counts)) } else { Err(counts) }
+    })
 }
 
 /// The queue pair of the only connection of a container, from the pages of its processes.
@@ -79,7 +73,7 @@ fn netns_of(of: &Container) -> String {
 }
 
 /// All packets have a valid ICRC, and those of one queue pair go both ways.
-fn packets_are_those_of_a_wire_on(backend: Backend) {
+fn packets_are_those_of_a_wire(backend: Backend) {
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let sides = traffic(&lab, &format!("perf write-bw --netdev {backend} -D 60 -s 60000 --json"));
     let end = lab.container(0).host_end();
@@ -126,8 +120,7 @@ fn packets_are_those_of_a_wire_on(backend: Backend) {
     capture(&lab, "off", "--seconds 1 nosuch", &file).finish().failed(1, &["is called nosuch"]);
     // A signal ends it with a whole file.
     let stopped = || {
-        let mut endless = capture(&lab, "off", end, &file);
-        endless.says(&format!("at {end}"));
+        let endless = capture(&lab, "off", end, &file).that_says(&format!("at {end}"));
         std::thread::sleep(Duration::from_millis(200));
         kill(Pid::from_raw(endless.child.id().cast_signed()), Signal::SIGINT).unwrap();
         let done = endless.finish();
@@ -164,11 +157,7 @@ fn witnessed(file: &Path) {
     assert!(ours == theirs, "{ours:?}\n{theirs:?}");
 }
 
-on_backends! {
-    packets_on_udp_are_those_of_a_wire: Udp => packets_are_those_of_a_wire_on(Backend::Udp);
-    packets_on_packet_are_those_of_a_wire: Packet => packets_are_those_of_a_wire_on(Backend::Packet);
-    packets_on_afxdp_are_those_of_a_wire: Xdp => packets_are_those_of_a_wire_on(Backend::Xdp);
-}
+on_each_backend!(packets_are_those_of_a_wire);
 
 /// Of UD, those that go to a queue pair and come from it, and no others.
 #[test]
@@ -176,10 +165,8 @@ fn datagrams_are_those_of_one_queue_pair() {
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let line = "perf send-bw -c UD --netdev udp -q 2 -D 60 -s 1K --json";
     let [client, server] = [0, 1].map(|index| lab.container(index));
-    let mut waiting = start(server, line);
-    waiting.says("waiting for a client");
-    let mut sends = start(client, &format!("{line} {}", server.ipv4()));
-    sends.says(" send-bw ");
+    let waiting = start(server, line).that_waits();
+    let sends = start(client, &format!("{line} {}", server.ipv4())).that_says(" send-bw ");
     let file = written();
     for (of, process, receives) in [(client, &sends, false), (server, &waiting, true)] {
         let qp = queue_pair(&lab, of);
@@ -198,8 +185,7 @@ fn datagrams_are_those_of_one_queue_pair() {
     }
     // Its interface goes down and comes up again, and then goes: the file is whole.
     let end = client.host_end();
-    let mut endless = capture(&lab, "off", end, &file);
-    endless.says(&format!("at {end}"));
+    let mut endless = capture(&lab, "off", end, &file).that_says(&format!("at {end}"));
     std::thread::sleep(Duration::from_millis(200));
     for change in ["set {} down", "set {} up", "delete {}"] {
         assert_eq!(endless.child.try_wait().unwrap(), None);
@@ -215,8 +201,7 @@ fn by_the_agent_on(backend: Backend) {
     let agent = Agent::start(lab.host());
     let [client, server] = [0, 1].map(|index| lab.container(index));
     let line = format!("perf write-bw --netdev {backend} -D 60 -s 1K --json");
-    let mut waiting = handed::start(server, &agent, &line);
-    waiting.says("waiting for a client");
+    let _waiting = handed::start(server, &agent, &line).that_waits();
     let mut writes = handed::start(client, &agent, &format!("{line} {}", server.ipv4()));
     writes.says(" write-bw ");
     let file = written();
@@ -241,8 +226,7 @@ fn of_the_own_container_on(backend: Backend) {
     let mut running = Vec::new();
     for (from, to) in [(0, 2), (1, 3)].map(|(from, to)| (lab.container(from), lab.container(to))) {
         let line = format!("perf write-bw --netdev {backend} -D 60 -s 60000 --json");
-        let mut waiting = handed::start(to, &agent, &line);
-        waiting.says("waiting for a client");
+        let waiting = handed::start(to, &agent, &line).that_waits();
         let mut writes = handed::start(from, &agent, &format!("{line} {}", to.ipv4()));
         writes.says(" write-bw ");
         running.extend([waiting, writes]);

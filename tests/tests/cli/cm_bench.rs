@@ -35,10 +35,10 @@ fn connections_are_made_held_and_released() {
 #[test]
 fn a_server_without_its_client_fails() {
     let Addresses { server, client } = Addresses::new();
-    let mut serving = Running::start(&mut rocinante_bench(words(&format!(
+    let serving = Running::start(&mut rocinante_bench(words(&format!(
         "cm --server --bind {server} --netdev udp"
-    ))));
-    serving.says("waiting for a client");
+    ))))
+    .that_waits();
     let line = format!("pingpong --cm --netdev udp --bind {client} --port 18515 {server}");
     run(&line).failed(1, &["peer"]);
     serving.finish().failed(1, &["its plan is none"]);
@@ -48,10 +48,10 @@ fn a_server_without_its_client_fails() {
 #[test]
 fn a_server_serves_a_client() {
     let Addresses { server, client } = Addresses::new();
-    let mut serving = Running::start(&mut rocinante_bench(words(&format!(
+    let serving = Running::start(&mut rocinante_bench(words(&format!(
         "cm --server --bind {server} --netdev udp"
-    ))));
-    serving.says("waiting for a client");
+    ))))
+    .that_waits();
     let done = run_bench(&format!(
         "cm --bind {client} --netdev udp -D 0.2 --connections 50 --at-a-time 5 {server}"
     ));

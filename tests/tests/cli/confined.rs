@@ -4,7 +4,7 @@
 use super::{Done, Running, rocinante, start_command, words};
 use rocinante::device::Backend;
 use rocinante_lab::{Container, Lab, LabConfig};
-use rocinante_tests::{confined, need, on_backends, require};
+use rocinante_tests::{confined, need, on_each_backend, require};
 use std::process::Command;
 
 /// Starts a command line in a container, after `confine`.
@@ -42,8 +42,7 @@ fn needs_what_is_documented(backend: Backend) {
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let confine = |command: &mut Command| confined::capabilities(command, &names);
     let line = format!("pingpong --netdev {backend}");
-    let mut server = start(lab.container(1), &line, confine);
-    server.says("waiting for a client");
+    let server = start(lab.container(1), &line, confine).that_waits();
     let line = format!("{line} -n 50 -c {}", lab.container(1).ipv4());
     start(lab.container(0), &line, confine).finish().succeeded();
     server.finish().succeeded();
@@ -55,11 +54,7 @@ fn needs_what_is_documented(backend: Backend) {
     }
 }
 
-on_backends! {
-    udp_needs_no_capability: Udp => needs_what_is_documented(Backend::Udp);
-    packet_needs_the_documented_capabilities: Packet => needs_what_is_documented(Backend::Packet);
-    afxdp_needs_the_documented_capabilities: Xdp => needs_what_is_documented(Backend::Xdp);
-}
+on_each_backend!(needs_what_is_documented);
 
 /// podman's default profile, with the documented capabilities.
 #[test]

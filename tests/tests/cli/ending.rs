@@ -76,8 +76,7 @@ fn pid_1_ends_by_a_signal() {
             let mut command = Command::new("unshare");
             command.args(["--pid", "--fork", "--mount-proc", "--kill-child"]);
             command.arg(env!("CARGO_BIN_EXE_rocinante-under-test")).args(words(&line));
-            let mut running = Running::start(command.stdin(Stdio::null()));
-            running.says(says);
+            let running = Running::start(command.stdin(Stdio::null())).that_says(says);
             let unshare = running.child.id();
             let children = format!("/proc/{unshare}/task/{unshare}/children");
             let child = std::fs::read_to_string(children).unwrap();
@@ -97,8 +96,7 @@ fn a_signal_ends_a_measurement_with_its_figures() {
         let addresses = Addresses::new();
         let server = addresses.serve(&format!("perf {test}"));
         let line = addresses.client_line(&format!("perf {test} -D 60 -i 0.1 --json --counters"));
-        let mut client = Running::start(&mut rocinante(words(&line)));
-        client.says("#bytes");
+        let mut client = Running::start(&mut rocinante(words(&line))).that_says("#bytes");
         client.hears("an interval with messages", |line| {
             let messages = line.split_whitespace().nth(1);
             line.ends_with(" s") && messages.is_some_and(|messages| messages != "0")
@@ -124,8 +122,7 @@ fn a_signal_at_a_server_that_only_answers_reaches_the_client() {
         let addresses = Addresses::new();
         let mut server = addresses.serve(&format!("perf {test}"));
         let line = addresses.client_line(&format!("perf {test} -D 60 -i 0.1 --json"));
-        let mut client = Running::start(&mut rocinante(words(&line)));
-        client.says("#bytes");
+        let mut client = Running::start(&mut rocinante(words(&line))).that_says("#bytes");
         client.says(" s");
         server.child.signal(signal);
         server.finish().failed(status, &[&stopped]);
@@ -157,11 +154,9 @@ fn a_signal_ends_a_ping_pong_with_its_figures() {
     let client = with_results(|time| {
         let Addresses { server, client } = Addresses::new();
         let line = format!("rping -s --netdev udp -a {server}");
-        let mut at_server = Running::start(&mut rocinante(words(&line)));
-        at_server.says("waiting for a client");
+        let mut at_server = Running::start(&mut rocinante(words(&line))).that_waits();
         let line = format!("rping -c --netdev udp -a {server} -I {client} --json");
-        let mut client = Running::start(&mut rocinante(words(&line)));
-        client.says("device");
+        let mut client = Running::start(&mut rocinante(words(&line))).that_says("device");
         std::thread::sleep(time);
         client.child.signal(Signal::SIGINT);
         let client = client.finish();
@@ -213,8 +208,7 @@ fn an_ignored_signal_stays_ignored() {
     let mut command = Command::new("sh");
     let program = env!("CARGO_BIN_EXE_rocinante-under-test");
     command.args(["-c", &format!("trap '' HUP; exec {program} {line}")]).stdin(Stdio::null());
-    let mut running = Running::start(&mut command);
-    running.says("waiting for a client");
+    let mut running = Running::start(&mut command).that_waits();
     running.child.signal(Signal::SIGHUP);
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(running.child.try_wait().unwrap(), None);
@@ -233,8 +227,7 @@ fn a_run_that_fails_has_figures_and_counters() {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
             Running::of(lab.container(index).spawn(&mut command).unwrap())
         };
-        let mut server = start(1, &format!("perf {test} --netdev udp"));
-        server.says("waiting for a client");
+        let server = start(1, &format!("perf {test} --netdev udp")).that_waits();
         let line = format!("perf {test} --netdev udp -D 60 -i 0.1 --counters --json");
         let mut client = start(0, &format!("{line} {}", lab.container(1).ipv4()));
         // The line of an interval in which messages were counted.

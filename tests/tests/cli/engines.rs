@@ -5,13 +5,12 @@ use super::container::{Image, apart, found, ulimits};
 use super::handed::Agent;
 use super::{Done, Running};
 use rocinante_lab::{ChildGuard, Lab, LabConfig};
-use rocinante_tests::running::{PATIENCE, install_script};
+use rocinante_tests::running::{install_script, retried};
 use rocinante_tests::{need, require};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
 
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const PROGRAM: &str = "/opt/rocinante/rocinante";
@@ -172,12 +171,10 @@ impl Engine {
 
     /// Tries a command until it succeeds.
     fn until(&self, script: &str) {
-        let end = Instant::now() + PATIENCE;
-        let tried = || self.lab.host().output(&mut self.command(&["sh", "-c", script])).unwrap();
-        while !tried().status.success() {
-            assert!(Instant::now() < end, "{script}: {:?}", tried());
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        retried(|| {
+            let done = self.lab.host().output(&mut self.command(&["sh", "-c", script])).unwrap();
+            done.status.success().then_some(()).ok_or_else(|| format!("{script}: {done:?}"))
+        });
     }
 
     /// Starts a shell in a container.

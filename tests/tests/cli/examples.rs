@@ -65,8 +65,7 @@ fn the_deployment_is_ready_and_its_policy_lets_rocev2_through() {
         command.env("ROCINANTE_NETDEV", "udp").stdout(Stdio::piped()).stderr(Stdio::piped());
         Running::of(lab.container(0).spawn(&mut command).unwrap())
     };
-    let mut server = start(&words(&container["args"]));
-    server.says("waiting for a client");
+    let mut server = start(&words(&container["args"])).that_waits();
     let probe = words(&container["readinessProbe"]["exec"]["command"]);
     assert_eq!(probe[0], "/rocinante");
     start(&probe[1..]).finish().succeeded();

@@ -6,7 +6,7 @@ use rocinante::device::Backend;
 use rocinante_lab::{ChildGuard, Container, Lab, LabConfig, Match, Netns};
 use rocinante_netdev::handed::page::COUNTERS;
 use rocinante_tests::on_backends;
-use rocinante_tests::running::{PATIENCE, open_to_all};
+use rocinante_tests::running::{PATIENCE, open_to_all, retried};
 use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
@@ -120,17 +120,16 @@ fn beside_others_on(backend: Backend) {
         };
         let mut servers = Vec::new();
         for nth in (0..3).map(|nth| (first + nth) % 3) {
-            let mut server = match nth {
+            let server = match nth {
                 0 => start(here, &agent, &line(0, backend.name())),
                 1 => start(here, &agent, &line(1, "udp")),
                 _ => start_with_right(here, &line(2, "packet")),
-            };
-            server.says("waiting for a client");
+            }
+            .that_waits();
             servers.push((nth, server));
         }
         // Beside an `afxdp` that an agent opened there is none, and of `packet` it opens more.
-        let mut fourth = start(here, &agent, &line(3, backend.name()));
-        fourth.says("waiting for a client");
+        let fourth = start(here, &agent, &line(3, backend.name())).that_waits();
         servers.push((3, fourth));
         for (nth, server) in servers {
             let client = format!("pingpong -p {} {managed} -e -n 300 -s 5000", 18600 + nth);
@@ -167,8 +166,7 @@ fn ping_pong_on(backend: Backend) {
     let [client, server] = [0, 1].map(|index| lab.container(index));
     for to in [server.ipv4().to_string(), server.ipv6().unwrap().to_string()] {
         let line = format!("pingpong --netdev {backend}");
-        let mut waiting = start(server, &agent, &line);
-        waiting.says("waiting for a client");
+        let waiting = start(server, &agent, &line).that_waits();
         let done = start(client, &agent, &format!("{line} -n 500 -s 5000 -c {to}")).finish();
         let done = [done.succeeded(), waiting.finish().succeeded()];
         for side in done {
@@ -201,8 +199,7 @@ fn counters_stay_with_the_agent_on(backend: Backend) {
     let agent = Agent::start(lab.host());
     let [client, server] = [0, 1].map(|index| lab.container(index));
     let line = format!("pingpong --netdev {backend}");
-    let mut waiting = start(server, &agent, &line);
-    waiting.says("waiting for a client");
+    let waiting = start(server, &agent, &line).that_waits();
     let to = server.ipv4();
     start(client, &agent, &format!("{line} -n 3000 -s 5000 {to}")).finish().succeeded();
     waiting.finish().succeeded();
@@ -218,14 +215,8 @@ fn counters_stay_with_the_agent_on(backend: Backend) {
         };
         Some([of(client)?, of(server)?])
     };
-    let end = Instant::now() + PATIENCE;
-    let [[sent, received], [sent_back, received_there]] = loop {
-        match counted() {
-            Some(counted) => break counted,
-            None => assert!(Instant::now() < end, "{backend}: nothing is counted"),
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    };
+    let [[sent, received], [sent_back, received_there]] =
+        retried(|| counted().ok_or_else(|| format!("{backend}: nothing is counted")));
     // Five packets for each message, at least one way; a lost one is sent again.
     assert!(received >= 3000 && received_there >= 3000, "{received} {received_there}");
     assert!(sent >= received_there && sent_back >= received, "{sent} {sent_back}");
@@ -245,12 +236,10 @@ fn messages_flow_while_the_agent_is_killed_on(backend: Backend) {
     let mut agent = Agent::start(lab.host());
     let [client, server] = [0, 1].map(|index| lab.container(index));
     let line = format!("pingpong --netdev {backend}");
-    let mut waiting = start(server, &agent, &line);
-    waiting.says("waiting for a client");
+    let waiting = start(server, &agent, &line).that_waits();
     let to = server.ipv4();
     let line = format!("{line} -n 1000000000 -s 5000 -c --json {to}");
-    let mut asking = start(client, &agent, &line);
-    asking.says("opened by the agent");
+    let mut asking = start(client, &agent, &line).that_says("opened by the agent");
     let seen = lab.count(&Match::roce()).unwrap();
     let mut more_come = |while_the_agent: &str| {
         let before = seen.counter().unwrap().packets;

@@ -12,8 +12,7 @@ use super::{Addresses, rocinante, run, schema, with_results, words};
 
 /// Runs both sides with `--json`, holds both objects against their schemas, and returns them.
 fn both(server: &str, client: &str) -> [Value; 2] {
-    let mut at_server = Running::start(&mut rocinante(words(&format!("{server} --json"))));
-    at_server.says("waiting for a client");
+    let at_server = Running::start(&mut rocinante(words(&format!("{server} --json")))).that_waits();
     let client = run(&format!("{client} --json")).succeeded();
     let server = at_server.finish().succeeded();
     [server, client].map(|done| {
@@ -112,10 +111,8 @@ fn results_of_a_failure_have_the_form_of_a_success() {
                 let line = line.replace("{c}", &at.client.to_string());
                 Running::start(&mut rocinante(words(&format!("{line} --netdev udp"))))
             };
-            let mut at_server = start(server);
-            at_server.says("waiting for a client");
-            let mut at_client = start(&format!("{client} --json"));
-            at_client.says(begun);
+            let mut at_server = start(server).that_waits();
+            let mut at_client = start(&format!("{client} --json")).that_says(begun);
             std::thread::sleep(time);
             at_client.child.signal(Signal::SIGINT);
             let client = at_client.finish().failed(130, &[]);

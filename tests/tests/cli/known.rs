@@ -247,8 +247,7 @@ fn addresses_are_taken_as_users_name_them() {
         bare.failed(1, &[&format!("give {local}%eth0")]);
     }
     for (server, client) in pairs {
-        let mut at_server = start(there, &format!("{server} --netdev udp"));
-        at_server.says("waiting for");
+        let at_server = start(there, &format!("{server} --netdev udp")).that_says("waiting for");
         start(here, &format!("{client} --netdev udp")).finish().succeeded();
         at_server.finish().succeeded();
     }
@@ -271,11 +270,7 @@ fn servers_without_an_address_listen_on_all() {
         ("rping -s", "rping -c -C 2 -a {}"),
     ] {
         let persistent = server.contains("-P");
-        let serve = || {
-            let mut running = start(there, &with_udp(server));
-            running.says("waiting for");
-            running
-        };
+        let serve = || start(there, &with_udp(server)).that_says("waiting for");
         let mut running = serve();
         for (from, address) in
             [(here, Some(&v4)), (here, v6.as_ref()), (there, Some(&"localhost".to_owned()))]
@@ -301,8 +296,7 @@ fn a_server_on_all_addresses_counts_where_its_client_is() {
     require!(need::lab());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let container = lab.container(0);
-    let mut server = start(container, "rping -s -P --netdev udp --counters");
-    server.says("waiting for a client");
+    let mut server = start(container, "rping -s -P --netdev udp --counters").that_waits();
     // By loopback, which is opened first.
     start(container, "rping -c -C 2 -a localhost --netdev udp").finish().succeeded();
     server.child.signal(Signal::SIGTERM);
@@ -320,8 +314,7 @@ fn loopback_needs_no_addresses() {
     require!(need::lab());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let container = lab.container(0);
-    let mut server = start(container, "pingpong -P");
-    server.says("waiting for a client");
+    let mut server = start(container, "pingpong -P").that_waits();
     let line = "pingpong -n 2000 localhost";
     let clients = [line, line].map(|line| start(container, line));
     clients.into_iter().for_each(|client| drop(client.finish().succeeded()));

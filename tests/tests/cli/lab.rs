@@ -3,12 +3,11 @@
 use super::{Done, start};
 use rocinante::device::Backend;
 use rocinante_lab::{Lab, LabConfig, Match};
-use rocinante_tests::{need, on_backends, require};
+use rocinante_tests::{need, on_each_backend, require};
 
 /// Server in the second container, client in the first; no addresses are given.
 fn between(lab: &Lab, server: &str, client: &str) -> (Done, Done) {
-    let mut server = start(lab.container(1), server);
-    server.says("waiting for a client");
+    let server = start(lab.container(1), server).that_waits();
     let client = start(lab.container(0), &format!("{client} {}", lab.container(1).ipv4()));
     let client = client.finish();
     (server.finish(), client)
@@ -38,8 +37,7 @@ fn ipv6_works_as_well() {
     };
     let managed = "perf send-lat --netdev udp -n 20 --cm";
     for line in ["perf write-bw --netdev udp -n 100", managed, &format!("{managed} -c UD")] {
-        let mut server = start(lab.container(1), line);
-        server.says("waiting for a client");
+        let server = start(lab.container(1), line).that_waits();
         start(lab.container(0), &format!("{line} {address}")).finish().succeeded();
         server.finish().succeeded();
     }
@@ -87,11 +85,7 @@ fn a_rule_of_the_own_namespace_is_named() {
     server.failed(1, &words);
 }
 
-on_backends! {
-    every_test_over_udp: Udp => every_test_over(Backend::Udp);
-    every_test_over_packet: Packet => every_test_over(Backend::Packet);
-    every_test_over_afxdp: Xdp => every_test_over(Backend::Xdp);
-}
+on_each_backend!(every_test_over);
 
 #[test]
 fn the_hosts_firewall_is_named_and_harms_nobody_once_removed() {
@@ -128,11 +122,11 @@ fn what_packet_reads_twice_is_explained() {
     require!(need::backend(Backend::Packet));
     for (backend, guards) in [("packet", true), ("udp", false)] {
         let lab = Lab::new(&LabConfig::default()).unwrap();
-        let mut server = start(
+        let _server = start(
             lab.container(1),
             &format!("rping -s -P --netdev {backend} -a {}", lab.container(1).ipv4()),
-        );
-        server.says("waiting for a client");
+        )
+        .that_waits();
         let client = format!("rping -c -C 20 --netdev {backend} -a {}", lab.container(1).ipv4());
         start(lab.container(0), &client).finish().succeeded();
         let counters = start(lab.container(1), "devices eth0 --counters --json").finish();

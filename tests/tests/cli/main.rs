@@ -120,9 +120,7 @@ impl Addresses {
     #[track_caller]
     fn serve(&self, command: &str) -> Running {
         let line = format!("{command} --netdev udp --bind {}", self.server);
-        let mut server = Running::start(&mut rocinante(words(&line)));
-        server.says("waiting for a client");
-        server
+        Running::start(&mut rocinante(words(&line))).that_waits()
     }
 
     fn client_line(&self, command: &str) -> String {

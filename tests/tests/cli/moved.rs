@@ -2,10 +2,10 @@
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
 
 use rocinante::device::Backend;
 use rocinante_lab::{Between, Container, Hosts, Lab, LabConfig, Match};
+use rocinante_tests::harness::wait_until;
 use rocinante_tests::on_backends;
 use rocinante_tests::running::PATIENCE;
 use serde_json::Value;
@@ -31,11 +31,9 @@ fn let_out(agent: &Agent, host_end: &str) -> Vec<IpAddr> {
 }
 
 fn until_lets_out(agent: &Agent, host_end: &str, address: IpAddr, is_let: bool) {
-    let end = Instant::now() + PATIENCE;
-    while let_out(agent, host_end).contains(&address) != is_let {
-        assert!(Instant::now() < end, "{host_end}: {address} is let out: {}", !is_let);
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_until(&format!("{host_end}: {address} is let out: {is_let}"), || {
+        let_out(agent, host_end).contains(&address) == is_let
+    });
 }
 
 /// A connection to it ends by error, on both sides. A peer that connects again reaches it at its
@@ -50,15 +48,10 @@ fn connections_follow_a_container_on(backend: Backend) {
     let asks = |more: &str, to: IpAddr| {
         start_unmanaged(peer, &format!("pingpong --cm --netdev udp {more} -c {to}"))
     };
-    let mut before = start(old, &agents[0], &serves);
-    before.says("waiting for a client");
+    let before = start(old, &agents[0], &serves).that_waits();
     let asking = asks("-n 1000000000 -s 5000", old.ipv4().into());
     let seen = lab.count(&Match::roce()).unwrap();
-    let end = Instant::now() + PATIENCE;
-    while seen.counter().unwrap().packets < 200 {
-        assert!(Instant::now() < end, "no packets");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_until("packets flow", || seen.counter().unwrap().packets >= 200);
     new.take_addresses(old).unwrap();
     for v6 in [false, true] {
         until_lets_out(&agents[0], ends[0], old.address(v6), false);
@@ -70,8 +63,7 @@ fn connections_follow_a_container_on(backend: Backend) {
     asking.finish().failed(1, &["RETRY_EXC_ERR"]);
     before.finish().failed(1, &[]);
     for v6 in [false, true] {
-        let mut after = start(new, &agents[1], &serves);
-        after.says("waiting for a client");
+        let after = start(new, &agents[1], &serves).that_waits();
         until_lets_out(&agents[1], ends[1], old.address(v6), true);
         asks("-n 200 -s 5000", old.address(v6)).finish().succeeded();
         after.finish().succeeded();

@@ -60,8 +60,7 @@ fn the_command_line_goes_before_the_variable() {
         |line: &str| Running::start(rocinante(words(line)).env(NETDEV_VARIABLE, "carrier-pigeon"));
     let server = format!("pingpong --bind {}", addresses.server);
     start(&server).finish().failed(1, &[NETDEV_VARIABLE, "carrier-pigeon", "auto"]);
-    let mut server = start(&format!("{server} --netdev auto"));
-    server.says("waiting for a client");
+    let server = start(&format!("{server} --netdev auto")).that_waits();
     let Addresses { server: host, client } = addresses;
     let client = start(&format!("pingpong -n 10 --json --netdev auto --bind {client} {host}"));
     let client = client.finish().succeeded();

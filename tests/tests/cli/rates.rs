@@ -33,8 +33,7 @@ fn messages_pass_the_rates_on(backend: Backend) {
     agent.start_again(lab.host());
     let [client, server] = [0, 1].map(|index| lab.container(index));
     let line = format!("pingpong --netdev {backend}");
-    let mut waiting = start(server, &agent, &line);
-    waiting.says("waiting for a client");
+    let waiting = start(server, &agent, &line).that_waits();
     let asking = format!("{line} -n {MESSAGES} -s {SIZE} -c {}", server.ipv4());
     let done = start(client, &agent, &asking).finish().succeeded();
     assert!(done.err.contains("opened by the agent"), "{}", done.err);

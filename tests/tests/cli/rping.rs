@@ -9,8 +9,7 @@ fn start(line: &str) -> Running {
 #[test]
 fn texts_go_there_and_come_back() {
     let Addresses { server, client } = Addresses::new();
-    let mut at_server = start(&format!("rping -s -a {server} -v --json"));
-    at_server.says("waiting for a client");
+    let at_server = start(&format!("rping -s -a {server} -v --json")).that_waits();
     let at_client = start(&format!("rping -c -a {server} -I {client} -C 3 -v -V --json")).finish();
     let (at_client, at_server) = (at_client.succeeded(), at_server.finish().succeeded());
     for (done, prefix) in [(&at_client, ""), (&at_server, "server ")] {
@@ -28,8 +27,7 @@ fn texts_go_there_and_come_back() {
 #[test]
 fn sizes_and_many_clients_of_one_server() {
     let Addresses { server, client } = Addresses::new();
-    let mut at_server = start(&format!("rping -s -P -a {server} -p 7175"));
-    at_server.says("waiting for a client");
+    let mut at_server = start(&format!("rping -s -P -a {server} -p 7175")).that_waits();
     for size in [26, 4096, 65_535] {
         let line = format!("rping -c -a {server} -p 7175 -I {client} -C 20 -S {size} -V --json");
         let done = start(&line).finish().succeeded();
@@ -42,8 +40,7 @@ fn sizes_and_many_clients_of_one_server() {
 #[test]
 fn an_idle_device_takes_little_memory() {
     let Addresses { server, .. } = Addresses::new();
-    let mut idle = start(&format!("rping -s -a {server} --netdev udp"));
-    idle.says("waiting for a client");
+    let idle = start(&format!("rping -s -a {server} --netdev udp")).that_waits();
     let rollup =
         std::fs::read_to_string(format!("/proc/{}/smaps_rollup", idle.child.id())).unwrap();
     let own = rollup.lines().find_map(|line| line.strip_prefix("Pss_Anon:")).unwrap();
@@ -61,8 +58,7 @@ fn errors_say_what_to_do() {
     start(&line).finish().failed(1, &["cannot connect", "UDP port 4791"]);
     start(&format!("rping -s -a {server} --bind {server}")).finish().failed(2, &["leave out -I"]);
     // The advice is one that the command takes.
-    let mut at_server = start(&format!("rping -s -P --netdev udp --bind {server}"));
-    at_server.says("waiting for a client");
+    let at_server = start(&format!("rping -s -P --netdev udp --bind {server}")).that_waits();
     let line = format!("rping -c --netdev udp -a {server} -C 1 --bind");
     start(&format!("{line} {client}")).finish().succeeded();
     // On its server's address, too.
@@ -71,8 +67,7 @@ fn errors_say_what_to_do() {
     start(&line).finish().failed(1, &["somebody listens there already"]);
     drop(at_server);
     // A device is there, but no program listens on that port.
-    let mut at_server = start(&format!("rping -s -a {server}"));
-    at_server.says("waiting for a client");
+    let _at_server = start(&format!("rping -s -a {server}")).that_waits();
     let line = format!("rping -c -a {server} -p 9 -I {client} --patience 1");
     start(&line).finish().failed(1, &["nobody listens there", "start the server first"]);
 }

@@ -16,9 +16,7 @@ use std::time::{Duration, Instant};
 const NOBODY: u32 = 65534;
 
 fn serve(container: &Container, line: &str) -> Running {
-    let mut server = start(container, line);
-    server.says("waiting for a client");
-    server
+    start(container, line).that_waits()
 }
 
 /// A server and a client that verifies the received data, each in its container.
@@ -145,8 +143,7 @@ fn a_second_process_beside_afxdp_takes_another_backend() {
     let program = env!("CARGO_BIN_EXE_rocinante-under-test");
     command.args(["--inh-caps=-all", "--bounding-set=-all", program]).args(words(&server));
     command.env_remove("ROCINANTE_NETDEV").env("ROCINANTE_AGENT", "off");
-    let mut third = start_command(b, &mut command);
-    third.says("waiting for a client");
+    let third = start_command(b, &mut command).that_waits();
     start(a, &client).finish().succeeded();
     let said = third.finish().succeeded().err;
     assert!(said.contains(&format!("udp: {because}")), "{said}");
@@ -249,15 +246,13 @@ fn the_limit_of_file_sizes_is_obeyed() {
     let line = format!("pingpong --cm --netdev udp --bind {}", b.ipv4());
     // Of 512 bytes each.
     limited(b, 1, &line).finish().failed(1, &["cannot share", "`ulimit -f`"]);
-    let mut server = limited(b, 100, &line);
-    server.says("waiting for a client");
+    let server = limited(b, 100, &line).that_waits();
     let client = format!("pingpong --cm --netdev udp -n 50 -c {}", b.ipv4());
     start(a, &client).finish().succeeded();
     server.finish().succeeded();
     // The second one has a note beyond its own limit, in a file that is as long as ever.
     let mut first = serve(b, &format!("pingpong -p 18590 --netdev udp --bind {}", b.ipv4()));
-    let mut second = limited(b, 8, &line);
-    second.says("waiting for a client");
+    let second = limited(b, 8, &line).that_waits();
     start(a, &client).finish().succeeded();
     second.finish().succeeded();
     first.child.signal(Signal::SIGTERM);
@@ -298,8 +293,7 @@ fn processes_of_another_user_are_told_who_has_the_address() {
         command.args(words(line)).current_dir("/").uid(NOBODY).gid(NOBODY);
         start_command(container, &mut command)
     };
-    let mut theirs = other(&line(18601));
-    theirs.says("waiting for a client");
+    let theirs = other(&line(18601)).that_waits();
     let pid = format!("pid {}", theirs.child.id());
     let ours = start(container, &line(18602)).finish();
     ours.failed(1, &["user 65534", &pid, "only processes of one user share one"]);

@@ -5,10 +5,9 @@ use super::{Running, command, rocinante, schema, start_command, start_on_host, w
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rocinante_lab::{Container, Lab, LabConfig};
-use rocinante_tests::running::PATIENCE;
+use rocinante_tests::running::retried;
 use rocinante_tests::{need, require};
 use serde_json::Value;
-use std::time::Instant;
 
 /// Starts a command line in a container, without rights and without an agent.
 fn unprivileged(container: &Container, uid: u32, line: &str) -> Running {
@@ -33,24 +32,18 @@ fn the_one(stat: Running) -> Value {
 /// The one container that `query` returns, once it is as `enough` wants: while others have the
 /// processors, an interval may have no message.
 fn until_enough(query: impl Fn() -> Running, enough: impl Fn(&Value) -> bool) -> Value {
-    let end = Instant::now() + PATIENCE;
-    loop {
+    retried(|| {
         let one = the_one(query());
-        if enough(&one) {
-            return one;
-        }
-        assert!(Instant::now() < end, "{one}");
-    }
+        if enough(&one) { Ok(one) } else { Err(one) }
+    })
 }
 
 /// A client that writes, beside a server in another container.
 fn traffic(start: impl Fn(&Container, &str) -> Running, lab: &Lab) -> [Running; 2] {
     let [client, server] = [0, 1].map(|index| lab.container(index));
     let line = "perf write-bw --netdev udp -D 60 -s 1K --json";
-    let mut waiting = start(server, line);
-    waiting.says("waiting for a client");
-    let mut writes = start(client, &format!("{line} {}", server.ipv4()));
-    writes.says(" write-bw ");
+    let waiting = start(server, line).that_waits();
+    let writes = start(client, &format!("{line} {}", server.ipv4())).that_says(" write-bw ");
     [writes, waiting]
 }
 

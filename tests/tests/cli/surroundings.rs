@@ -1,13 +1,13 @@
 //! Namespaces, limits and interfaces that are not the usual ones.
 
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use super::{Done, Running, rocinante, start_command, words};
+use rocinante::device::Backend;
 use rocinante_lab::{Container, Lab, LabConfig, Netns};
 use rocinante_netdev::Interface;
-use rocinante_tests::running::PATIENCE;
-use rocinante_tests::{need, on_backends, require, skip};
+use rocinante_tests::harness::wait_until;
+use rocinante_tests::{need, on_backends, on_each_backend, require, skip};
 
 /// The command line of `rocinante`, run by other commands: `unshare --pid`.
 fn under(wrapper: &str, line: &str) -> Command {
@@ -37,8 +37,7 @@ impl Talk {
     ) -> Self {
         let line = format!("pingpong -e -p {port} --netdev {netdev} -n 300 -s 3000");
         let at = |container: &Container| format!("{line} --bind {}", container.ipv4());
-        let mut server = start_command(there, &mut under(server, &at(there)));
-        server.says("waiting for a client");
+        let server = start_command(there, &mut under(server, &at(there))).that_waits();
         let client = under(client, &format!("{} -c {}", at(here), there.ipv4()));
         Self { server, client: start_command(here, &mut { client }) }
     }
@@ -93,8 +92,7 @@ fn a_clock_that_is_ahead(netdev: &str) {
     assert!(clock(AHEAD) >= clock("nice") + 99_000);
     // Slots of an address rest once their process has gone, for as long as another one is there.
     let wait = format!("pingpong -p 18610 --netdev {netdev} --bind {}", b.ipv4());
-    let mut other = start_command(b, &mut under("", &wait));
-    other.says("waiting for a client");
+    let _other = start_command(b, &mut under("", &wait)).that_waits();
     for _ in 0..2 {
         let all = [
             Talk::start([b, b], [AHEAD, ""], 18600, netdev),
@@ -123,19 +121,14 @@ fn behind_a_program_that_translates_addresses_the_cause_is_named() {
     slirp.args(["--configure", "--mtu=1500", "--netns-type=path", &inside.path(), "tap0"]);
     slirp.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let _slirp = a.spawn(&mut slirp).unwrap();
-    let end = Instant::now() + PATIENCE;
     let has_address = |name| {
         let found = inside.run(|| Interface::by_name(name)).unwrap();
         found.is_ok_and(|it| it.up && !it.addresses.is_empty())
     };
-    while !has_address("tap0") {
-        assert!(Instant::now() < end, "no tap0");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("tap0 is there", || has_address("tap0"));
     // Where the server believes the client to be.
     b.netns().ip(&["route", "add", "10.0.2.0/24", "via", &a.ipv4().to_string()]).unwrap();
-    let mut server = start_command(b, &mut under("", "pingpong -p 18620"));
-    server.says("waiting for a client");
+    let server = start_command(b, &mut under("", "pingpong -p 18620")).that_waits();
     let line = format!("pingpong -p 18620 {}", b.ipv4());
     let mut client = under("", &line);
     client.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -147,21 +140,17 @@ fn behind_a_program_that_translates_addresses_the_cause_is_named() {
 
 /// Few descriptors, and next to no locked memory. With fewer descriptors than a device takes the
 /// error names them.
-fn small_limits(netdev: &str) {
+fn small_limits_are_enough(backend: Backend) {
     require!(need::program("prlimit"));
     const SMALL: &str = "prlimit --nofile=48 --memlock=65536 --";
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let [a, b] = [lab.container(0), lab.container(1)];
     for (port, both) in [(18600, [b, a]), (18601, [b, b])] {
-        drop(Talk::start(both, [SMALL, SMALL], port, netdev).succeeds());
+        drop(Talk::start(both, [SMALL, SMALL], port, backend.name()).succeeds());
     }
-    let line = format!("pingpong --netdev {netdev} --bind {} {}", a.ipv4(), b.ipv4());
+    let line = format!("pingpong --netdev {backend} --bind {} {}", a.ipv4(), b.ipv4());
     let few = start_command(a, &mut under("prlimit --nofile=16 --", &line)).finish();
     few.failed(1, &["Too many open files", "raise the limit of open files (`ulimit -n`)"]);
 }
 
-on_backends! {
-    small_limits_are_enough_udp: Udp => small_limits("udp");
-    small_limits_are_enough_packet: Packet => small_limits("packet");
-    small_limits_are_enough_afxdp: Xdp => small_limits("afxdp");
-}
+on_each_backend!(small_limits_are_enough);

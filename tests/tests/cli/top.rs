@@ -130,10 +130,8 @@ fn a_narrow_terminal_shows_containers_and_a_wide_one_queue_pairs() {
     let [client, server] = [0, 1].map(|index| lab.container(index));
     // Its peer is short of receives.
     let line = "perf send-bw --netdev udp -D 60 -s 1K -r 8 --json";
-    let mut waiting = start(server, line);
-    waiting.says("waiting for a client");
-    let mut writes = start(client, &format!("{line} {}", server.ipv4()));
-    writes.says(" send-bw ");
+    let _waiting = start(server, line).that_waits();
+    let writes = start(client, &format!("{line} {}", server.ipv4())).that_says(" send-bw ");
     let of = std::fs::read_link(format!("/proc/{}/ns/net", writes.child.id())).unwrap();
     let of = of.to_str().unwrap();
     let line = format!("top --agent off -i 0.3 {of}");
@@ -214,8 +212,7 @@ fn an_agent_that_goes_away_and_comes_back_is_no_end() {
     let mut agent = Agent::start(lab.host());
     let [client, server] = [0, 1].map(|index| lab.container(index));
     let line = "perf write-bw --netdev packet -D 60 -s 64K --json";
-    let mut waiting = handed::start(server, &agent, line);
-    waiting.says("waiting for a client");
+    let _waiting = handed::start(server, &agent, line).that_waits();
     let mut writes = handed::start(client, &agent, &format!("{line} {}", server.ipv4()));
     writes.says(" write-bw ");
     let place = agent.state().join("stat.sock");

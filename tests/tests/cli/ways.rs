@@ -28,11 +28,11 @@ fn tentative_addresses_are_waited_for() {
             let _ = netns.ip(&["-6", "address", "flush", "dev", "eth0"]);
         }
         add(1, "fd00:77::2/64", &["nodad"]);
-        let mut server = start_command(
+        let server = start_command(
             lab.container(1),
             &mut rocinante(words("pingpong --netdev udp --bind fd00:77::2")),
-        );
-        server.says("waiting for a client");
+        )
+        .that_waits();
         add(0, "fd00:77::1/64", &[]);
         let line = format!("pingpong --netdev udp -n 20 {options} fd00:77::2");
         let client = start_command(lab.container(0), &mut rocinante(words(&line))).finish();

@@ -246,12 +246,7 @@ fn survive(backend: Backend, test: &str) {
     });
     // Numbers are kept a little longer; the connection manager keeps its paths to the peers for 2
     // s.
-    let deadline = Instant::now() + bound();
-    while Held::now(&[&side.ctx]) != before {
-        let now = Held::now(&[&side.ctx]);
-        assert!(Instant::now() < deadline, "left behind: {now:?}, {before:?} before");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    before.is_again(&[&side.ctx], bound());
     let now = side.ctx.cm_counters().unwrap();
     let timeouts = now.timeouts - counted.timeouts;
     // A message is also repeated if its answer is late.

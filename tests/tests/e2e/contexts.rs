@@ -15,10 +15,11 @@ use rocinante::{Access, Context, Cq, OpenOptions, Pd, PreparedContext, VerbsErro
 use rocinante_lab::{Lab, LabConfig};
 use rocinante_tests::harness::{Backend, Harness, Setup, Side, next, wait_until, wr};
 use rocinante_tests::oracles::Oracle;
-use rocinante_tests::{need, on_backends, on_each_backend, require};
+use rocinante_tests::{need, on_each_backend, require};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 on_each_backend!(
+    all_contexts_learn_that_the_interface_is_gone,
     contexts_have_their_own_objects_and_events,
     a_device_closes_with_its_last_context,
     threads_open_and_close_one_device_at_the_same_time,
@@ -320,13 +321,6 @@ fn each_context_is_told_of_its_port_and_its_gids_keep_their_indices() {
         assert_eq!(events.iter().filter(|event| **event == DeviceFatal).count(), 1, "{events:?}");
         assert!(port.table().iter().all(Option::is_none));
     }
-}
-
-on_backends! {
-    the_interface_goes_udp: Udp => all_contexts_learn_that_the_interface_is_gone(Backend::Udp);
-    the_interface_goes_packet: Packet =>
-        all_contexts_learn_that_the_interface_is_gone(Backend::Packet);
-    the_interface_goes_afxdp: Xdp => all_contexts_learn_that_the_interface_is_gone(Backend::Xdp);
 }
 
 fn all_contexts_learn_that_the_interface_is_gone(backend: Backend) {

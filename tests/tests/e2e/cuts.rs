@@ -11,7 +11,7 @@ use rocinante::{Access, WcStatus};
 use rocinante_lab::Match;
 use rocinante_tests::harness::{Harness, Setup, assert_same, pattern, wr};
 use rocinante_tests::oracles::Oracle;
-use rocinante_tests::{need, on_each_backend, require};
+use rocinante_tests::{on_backends, on_each_backend};
 
 on_each_backend!(
     they_leave_in_equal_packets_where_the_port_sends_super_packets,
@@ -128,24 +128,13 @@ fn written_before_the_end(harness: &Harness, round: u64) -> usize {
     written
 }
 
-/// One test per backend and unit of loss.
-macro_rules! losses {
-    ($( $name:ident: $backend:ident $whole:literal; )*) => {$(
-        #[test]
-        fn $name() {
-            require!(need::backend(Backend::$backend));
-            require!(need::nft());
-            require!(need::ethtool());
-            everything_arrives(Backend::$backend, $whole);
-        }
-    )*};
-}
-
-losses! {
-    udp_with_losses_of_super_packets: Udp true;
-    udp_with_losses_of_datagrams: Udp false;
-    packet_with_losses_of_super_packets: Packet true;
-    packet_with_losses_of_datagrams: Packet false;
+on_backends! {
+    udp_with_losses_of_super_packets: Udp + nft + ethtool => everything_arrives(Backend::Udp, true);
+    udp_with_losses_of_datagrams: Udp + nft + ethtool => everything_arrives(Backend::Udp, false);
+    packet_with_losses_of_super_packets: Packet + nft + ethtool =>
+        everything_arrives(Backend::Packet, true);
+    packet_with_losses_of_datagrams: Packet + nft + ethtool =>
+        everything_arrives(Backend::Packet, false);
 }
 
 /// The fewest of the kernel's packets that the network must drop.

@@ -16,39 +16,29 @@ use rocinante_tests::harness::{Harness, Setup, Side, assert_same, pattern, wr};
 use rocinante_tests::oracles::Oracle;
 use rocinante_tests::{need, on_each_backend, require};
 
-/// One test per backend, percentage and unit of loss.
-macro_rules! cells {
-    ($( $name:ident: $backend:ident $percent:literal $whole:literal; )*) => {
-        $(
-            #[test]
-            fn $name() {
-                require!(need::backend(Backend::$backend));
-                require!(need::nft());
-                require!(need::ethtool());
-                run(Backend::$backend, f64::from($percent), $whole);
-            }
-        )*
+on_each_backend!(
+    super_packets_1_percent + nft + ethtool,
+    datagrams_1_percent + nft + ethtool,
+    super_packets_10_percent + nft + ethtool,
+    datagrams_10_percent + nft + ethtool,
+    congestion_is_notified_to_its_sender,
+);
 
-        const CELLS: &[&str] = &[$( stringify!($name), )*];
-    };
+fn super_packets_1_percent(backend: Backend) {
+    run(backend, 1.0, true);
 }
 
-cells! {
-    udp_1_percent_super_packets: Udp 1 true;
-    udp_1_percent_datagrams: Udp 1 false;
-    udp_10_percent_super_packets: Udp 10 true;
-    udp_10_percent_datagrams: Udp 10 false;
-    packet_1_percent_super_packets: Packet 1 true;
-    packet_1_percent_datagrams: Packet 1 false;
-    packet_10_percent_super_packets: Packet 10 true;
-    packet_10_percent_datagrams: Packet 10 false;
-    afxdp_1_percent_super_packets: Xdp 1 true;
-    afxdp_1_percent_datagrams: Xdp 1 false;
-    afxdp_10_percent_super_packets: Xdp 10 true;
-    afxdp_10_percent_datagrams: Xdp 10 false;
+fn datagrams_1_percent(backend: Backend) {
+    run(backend, 1.0, false);
 }
 
-on_each_backend!(congestion_is_notified_to_its_sender);
+fn super_packets_10_percent(backend: Backend) {
+    run(backend, 10.0, true);
+}
+
+fn datagrams_10_percent(backend: Backend) {
+    run(backend, 10.0, false);
+}
 
 /// A rule marks packets as a congested switch would. The sender is notified of its congestion, and
 /// everything arrives.
@@ -126,11 +116,6 @@ fn overloaded(backend: Backend) {
 
 fn mapped(side: &Side, len: usize) -> Mr {
     side.pd.allocate(len, Access::ALL).unwrap()
-}
-
-#[test]
-fn no_cell_is_missing() {
-    assert_eq!(CELLS.len(), 3 * 2 * 2);
 }
 
 /// The fewest packets that the rule must drop.

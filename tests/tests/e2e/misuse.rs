@@ -10,28 +10,9 @@ use rocinante::{Access, ConnectOptions, OpenOptions, RecvWr, VerbsError, WcStatu
 use rocinante_lab::{Lab, LabConfig};
 use rocinante_tests::harness::{Family, Harness, Setup, Side, address, wait_until, wr};
 use rocinante_tests::oracles::Oracles;
-use rocinante_tests::verbs::misuse;
 use rocinante_tests::{need, require};
 
-macro_rules! on_one_backend {
-    ($($name:ident),+ $(,)?) => {$(
-        #[test]
-        fn $name() {
-            require!(need::lab());
-            misuse::$name(Backend::Udp.into());
-        }
-    )+};
-}
-
-on_one_backend!(
-    posting_needs_the_right_state,
-    a_queue_takes_what_it_was_made_for,
-    room_in_a_queue_comes_back_with_completions,
-    states_follow_each_other_and_attributes_belong_to_them,
-    what_is_in_use_is_not_destroyed,
-    a_completion_queue_that_overflows_breaks_its_queue_pairs,
-    objects_of_two_devices_do_not_mix,
-);
+rocinante_tests::misuse!(on udp);
 
 const SEND: SendOp = SendOp::Send { imm: None };
 

@@ -28,6 +28,7 @@ use rocinante_lab::exit_with_parent;
 use rocinante_tests::alone::alone;
 use rocinante_tests::harness::{Harness, Setup, wr};
 use rocinante_tests::oracles::Oracle;
+use rocinante_tests::running::retried;
 use rocinante_tests::{need, on_each_backend, require, test_name};
 
 use self::party::{PATIENCE, Party};
@@ -160,14 +161,7 @@ impl Role {
 
     /// Opens the device; its address may be away at this moment.
     fn open(&self, backend: Backend) -> Context {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            match OpenOptions::new().netdev(backend).open(self.own.ip()) {
-                Ok(ctx) => return ctx,
-                Err(error) => assert!(Instant::now() < deadline, "{error}"),
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        retried(|| OpenOptions::new().netdev(backend).open(self.own.ip()))
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rocinante::cm::{Connecting, Listener, Params};
 use rocinante::verbs::Qpn;
 use rocinante::{Context, Cq, Pd, RemoteSlice, VerbsError, Wc};
+use rocinante_tests::running::retried;
 
 use super::lane::{Lane, Source, Tally, Unconnected, completions};
 use super::process::{Options, Role};
@@ -77,21 +78,16 @@ impl Party {
     pub(super) fn ask(ctx: &Context, role: &Role) -> (Self, Vec<u64>) {
         let Role { survivor, life, options, .. } = *role;
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(completions(LANES)).unwrap());
-        let deadline = Instant::now() + PATIENCE;
         let mut attempts = Vec::new();
         let lanes = (0..LANES as u64).map(|lane| {
             let mut asker = Asker { life, lane, attempt: 0 };
-            loop {
+            let connected = retried(|| {
                 asker.attempt += 1;
-                match ask_once(&pd, &cq, survivor, asker, options) {
-                    Ok(lane) => {
-                        attempts.push(asker.attempt);
-                        return lane;
-                    }
-                    Err(why) => assert!(Instant::now() < deadline, "lane {lane}: {why}"),
-                }
-                std::thread::sleep(Duration::from_millis(5));
-            }
+                ask_once(&pd, &cq, survivor, asker, options)
+                    .map_err(|why| format!("lane {lane}: {why}"))
+            });
+            attempts.push(asker.attempt);
+            connected
         });
         let lanes = lanes.collect();
         (Self::new(lanes, &pd, cq), attempts)

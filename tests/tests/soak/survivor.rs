@@ -85,16 +85,8 @@ pub(super) fn soak(backend: Backend, test: &str, time: Duration) {
 
 /// Numbers of ended connections are kept for a while, and DREQs to dead peers are repeated.
 pub(super) fn nothing_is_left(sides: &[&Side], before: &Held) {
-    let deadline = Instant::now() + 2 * PATIENCE;
-    loop {
-        let devices: Vec<_> = sides.iter().map(|side| &side.ctx).collect();
-        let now = Held::now(&devices);
-        if now == *before {
-            return;
-        }
-        assert!(Instant::now() < deadline, "left behind: {now:?}, {before:?} before");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let devices: Vec<_> = sides.iter().map(|side| &side.ctx).collect();
+    before.is_again(&devices, 2 * PATIENCE);
 }
 
 fn figures(

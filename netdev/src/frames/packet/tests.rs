@@ -59,6 +59,13 @@ fn ports(pair: &Pair) -> (PacketPort, PacketPort) {
     (open_on(&pair.a, "v0", &[A4, A6], &config), open_on(&pair.b, "v0", &[B4, B6], &config))
 }
 
+/// A pair, and a port at each end.
+fn pair_with_ports() -> io::Result<(Pair, PacketPort, PacketPort)> {
+    let pair = Pair::new()?;
+    let (a, b) = ports(&pair);
+    Ok((pair, a, b))
+}
+
 fn path(ns: &NetNs, port: &mut PacketPort, local: &str, remote: &str) -> Path {
     let spec = PathSpec { src_port: 0xc123, tos: 0x0a, ..spec(local, remote) };
     ns.run(|| port.add_path(&spec)).expect("a path")
@@ -112,8 +119,7 @@ fn check_payloads(got: &[Got], lens: &[usize]) {
 
 #[test]
 fn runs_and_single_datagrams_arrive_over_ipv4_and_ipv6() {
-    let pair = or_skip!(Pair::new());
-    let (mut a, mut b) = ports(&pair);
+    let (pair, mut a, mut b) = or_skip!(pair_with_ports());
     let lengths: [Vec<usize>; 8] = [
         vec![16],
         vec![4116],
@@ -150,8 +156,7 @@ fn runs_and_single_datagrams_arrive_over_ipv4_and_ipv6() {
 
 #[test]
 fn sixty_segments_are_one_super_packet() {
-    let pair = or_skip!(Pair::new());
-    let (mut a, mut b) = ports(&pair);
+    let (pair, mut a, mut b) = or_skip!(pair_with_ports());
     let to = path(&pair.a, &mut a, A4, B4);
     send(&mut a, to.id, &[80; 60]);
     assert_eq!(receive(&mut b, 60).len(), 60);
@@ -167,8 +172,7 @@ fn sixty_segments_are_one_super_packet() {
 
 #[test]
 fn the_longest_datagram_has_a_slot_and_a_longer_one_has_none() {
-    let pair = or_skip!(Pair::new());
-    let (mut a, _b) = ports(&pair);
+    let (pair, mut a, _b) = or_skip!(pair_with_ports());
     let to = path(&pair.a, &mut a, A4, B4);
     let longest = a.io.limits.bytes;
     assert!(a.reserve(to.id, longest + 1).is_none());
@@ -177,8 +181,7 @@ fn the_longest_datagram_has_a_slot_and_a_longer_one_has_none() {
 
 #[test]
 fn identifications_stay_below_128_and_runs_end_there() {
-    let pair = or_skip!(Pair::new());
-    let (mut a, mut b) = ports(&pair);
+    let (pair, mut a, mut b) = or_skip!(pair_with_ports());
     let to = path(&pair.a, &mut a, A4, B4);
     assert_eq!(send(&mut a, to.id, &[80; 50]), (0..50).collect::<Vec<_>>());
     // A long run is cut where the identifications end, and the next one restarts at 0.
@@ -225,8 +228,7 @@ fn segmented_on_the_way_every_frame_carries_the_promised_identification() {
 
 #[test]
 fn frames_without_segmentation_are_the_same() {
-    let pair = or_skip!(Pair::new());
-    let (_, mut b) = ports(&pair);
+    let (pair, _, mut b) = or_skip!(pair_with_ports());
     let config = PortConfig { no_segmentation: true, ..PortConfig::default() };
     let mut a = open_on(&pair.a, "v0", &[A4, A6], &config);
     assert_eq!(a.capabilities().segments_max, 1);
@@ -289,8 +291,7 @@ fn a_cold_neighbour_is_resolved_by_the_kernel() {
 
 #[test]
 fn what_waits_is_not_overtaken_and_keeps_no_other_path_from_looking() {
-    let pair = or_skip!(Pair::new());
-    let (mut a, mut b) = ports(&pair);
+    let (pair, mut a, mut b) = or_skip!(pair_with_ports());
     // Let news about each other settle first.
     let [held, other] = [(A4, B4), (A6, B6)].map(|(from, to)| path(&pair.a, &mut a, from, to).id);
     for path in [held, other] {
@@ -315,8 +316,7 @@ fn what_waits_is_not_overtaken_and_keeps_no_other_path_from_looking() {
 
 #[test]
 fn an_unreachable_neighbour_costs_datagrams_and_nothing_else() {
-    let pair = or_skip!(Pair::new());
-    let (mut a, mut b) = ports(&pair);
+    let (pair, mut a, mut b) = or_skip!(pair_with_ports());
     let dead = path(&pair.a, &mut a, A4, "10.9.0.77");
     let live = path(&pair.a, &mut a, A4, B4);
     for _ in 0..50 {
@@ -330,8 +330,7 @@ fn an_unreachable_neighbour_costs_datagrams_and_nothing_else() {
 
 #[test]
 fn a_full_ring_drops_and_counts() {
-    let pair = or_skip!(Pair::new());
-    let (mut a, b) = ports(&pair);
+    let (pair, mut a, b) = or_skip!(pair_with_ports());
     drop(b);
     let config = PortConfig { packet: PacketConfig { ring_frames: 8 }, ..PortConfig::default() };
     let mut b = open_on(&pair.b, "v0", &[B4, B6], &config);
@@ -349,8 +348,7 @@ fn a_full_ring_drops_and_counts() {
 
 #[test]
 fn the_budget_never_overruns_the_ring() {
-    let pair = or_skip!(Pair::new());
-    let (mut a, mut b) = ports(&pair);
+    let (pair, mut a, mut b) = or_skip!(pair_with_ports());
     let budget = b.capabilities().rx_budget;
     assert!(budget.datagrams >= 256 - 256 / 4);
     let to = path(&pair.a, &mut a, A4, B4);
@@ -367,8 +365,7 @@ fn the_budget_never_overruns_the_ring() {
 
 #[test]
 fn a_neighbours_flooded_frames_are_not_taken() {
-    let pair = or_skip!(Pair::new());
-    let (mut a, mut b) = ports(&pair);
+    let (pair, mut a, mut b) = or_skip!(pair_with_ports());
     // As flooded by a bridge: another machine's frame, and our Ethernet address with another IP.
     pair.a.sh("ip neigh add 10.9.0.3 lladdr 02:00:00:00:09:03 dev v0
                ip neigh add 10.9.0.4 lladdr 02:00:00:00:09:02 dev v0
@@ -422,8 +419,7 @@ fn two_ports_meet_on_the_loopback_interface() {
 
 #[test]
 fn garbage_is_counted_and_does_not_hold_the_receiver() {
-    let pair = or_skip!(Pair::new());
-    let (a, mut b) = ports(&pair);
+    let (_pair, a, mut b) = or_skip!(pair_with_ports());
     let mut damaged = Vec::new();
     for (v6, at) in [(false, 38), (false, 39), (true, 58), (true, 59)] {
         // A UDP length that does not fit: the filter lets it pass.

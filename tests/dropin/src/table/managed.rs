@@ -41,22 +41,8 @@ const MANAGED: [Managed; 10] = [
         "exec rping -c -a $THERE -C 100 -V -v",
         Says::Word("rdma-ping-99"),
     ),
-    (
-        "ucmatose",
-        "-c 10 -C 10",
-        "exec ucmatose -c 10 -C 10",
-        true,
-        "exec ucmatose -c 10 -C 10 -s $THERE",
-        Says::Word("return status 0"),
-    ),
-    (
-        "udaddy",
-        "-c 4",
-        "exec udaddy -c 4",
-        true,
-        "exec udaddy -c 4 -s $THERE",
-        Says::Word("return status 0"),
-    ),
+    ("ucmatose", "-c 10 -C 10", SERVER, true, CLIENT, Says::Word("return status 0")),
+    ("udaddy", "-c 4", SERVER, true, CLIENT, Says::Word("return status 0")),
     (
         "mckey",
         "",
@@ -91,22 +77,8 @@ const MANAGED: [Managed; 10] = [
          for one in $all; do wait $one || exit; done",
         Says::Nothing,
     ),
-    (
-        "rstream",
-        "-S 65536 -I 100",
-        "exec rstream -S 65536 -I 100 -C 1",
-        true,
-        "exec rstream -S 65536 -I 100 -C 1 -s $THERE",
-        Says::Word("64k"),
-    ),
-    (
-        "riostream",
-        "-S 4096 -I 100",
-        "exec riostream -S 4096 -I 100 -C 1",
-        true,
-        "exec riostream -S 4096 -I 100 -C 1 -s $THERE",
-        Says::Word("4k"),
-    ),
+    ("rstream", "-S 65536 -I 100", ONCE_SERVER, true, ONCE_CLIENT, Says::Word("64k")),
+    ("riostream", "-S 4096 -I 100", ONCE_SERVER, true, ONCE_CLIENT, Says::Word("4k")),
     (
         "rcopy",
         "",
@@ -138,14 +110,7 @@ const MANAGED_ELSEWHERE: [Managed; 10] = [
     ),
     ("iperf3", "librspreload", IPERF_SERVER, true, IPERF_CLIENT, Says::Word("iperf Done.")),
     ("iperf3", "librspreload -R", IPERF_SERVER, true, IPERF_CLIENT, Says::Word("iperf Done.")),
-    (
-        "fi_pingpong",
-        "-e msg",
-        "exec fi_pingpong -p verbs -e msg -c",
-        true,
-        "exec fi_pingpong -p verbs -e msg -c $THERE",
-        Says::Word("1m "),
-    ),
+    ("fi_pingpong", "-e msg", FABRIC_SERVER, true, FABRIC_CLIENT, Says::Word("1m ")),
     (
         "fi_pingpong",
         "-e rdm",
@@ -154,18 +119,19 @@ const MANAGED_ELSEWHERE: [Managed; 10] = [
         "exec fi_pingpong -p 'verbs;ofi_rxm' -e rdm -c $THERE",
         Says::Word("1m "),
     ),
-    (
-        "fi_pingpong",
-        "-e dgram",
-        "exec fi_pingpong -p verbs -e dgram -c",
-        true,
-        "exec fi_pingpong -p verbs -e dgram -c $THERE",
-        Says::Word("4k "),
-    ),
+    ("fi_pingpong", "-e dgram", FABRIC_SERVER, true, FABRIC_CLIENT, Says::Word("4k ")),
     ("fio", "verb=write", FIO_SERVER, true, FIO_CLIENT, Says::Word("WRITE: bw=")),
     ("fio", "verb=read", FIO_SERVER, true, FIO_CLIENT, Says::Word("WRITE: bw=")),
     ("fio", "verb=send", FIO_RECEIVER, true, FIO_CLIENT, Says::Word("WRITE: bw=")),
 ];
+
+/// The mode is the options of either side, all or the most.
+const SERVER: &str = "exec $PROGRAM $MODE";
+const CLIENT: &str = "exec $PROGRAM $MODE -s $THERE";
+const ONCE_SERVER: &str = "exec $PROGRAM $MODE -C 1";
+const ONCE_CLIENT: &str = "exec $PROGRAM $MODE -C 1 -s $THERE";
+const FABRIC_SERVER: &str = "exec $PROGRAM -p verbs $MODE -c";
+const FABRIC_CLIENT: &str = "exec $PROGRAM -p verbs $MODE -c $THERE";
 
 /// The side whose memory is written and read, the one that receives, and the other side of either.
 const FIO_SERVER: &str = "exec fio --name=s --ioengine=rdma --port=7590 --rw=read --bs=64k \

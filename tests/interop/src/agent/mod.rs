@@ -15,7 +15,6 @@ use std::net::{TcpListener, TcpStream};
 pub use self::host::Host;
 pub use self::remote::RemoteAgent;
 pub use self::verbs::Verbs;
-pub(crate) use self::words::{qp_state, state_of};
 use proto::{Difference, Reply, Request};
 use rocinante_tests::harness::pattern;
 

@@ -5,6 +5,7 @@ mod work;
 
 use std::net::IpAddr;
 
+pub use rocinante::verbs::{MwType, QpState};
 use serde::{Deserialize, Serialize};
 
 pub use self::work::*;
@@ -59,7 +60,10 @@ pub enum Request {
         len: Option<usize>,
     },
     /// Allocate a memory window, not bound; windows are numbered from 0.
-    Window { mw_type: MwType },
+    Window {
+        #[serde(with = "MwTypeWord")]
+        mw_type: MwType,
+    },
     /// Bind a window: of type 1 by `ibv_bind_mw`, of type 2 by a work request. Answered by
     /// [`Reply::Region`] as soon as it is posted: the address at which peers reach its first byte,
     /// and the new key.
@@ -159,7 +163,11 @@ pub enum Request {
         how: Connection,
     },
     /// Change only the state of a queue pair.
-    Modify { qp: usize, state: State },
+    Modify {
+        qp: usize,
+        #[serde(with = "StateWord")]
+        state: QpState,
+    },
     /// Return the state of a queue pair: [`Reply::State`].
     Query { qp: usize },
     /// Destroy a queue pair.
@@ -247,7 +255,7 @@ pub enum Reply {
         qpn: u32,
     },
     /// Answers [`Request::Query`].
-    State(State),
+    State(#[serde(with = "StateWord")] QpState),
     /// Answers [`Request::Poll`], with the completions found.
     Completions(Vec<Completion>),
     /// Answers [`Request::Event`]: whether there was one.
@@ -288,12 +296,11 @@ pub enum Service {
     },
 }
 
-/// The type of a memory window.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum MwType {
-    /// Bound by `ibv_bind_mw`, for all queue pairs of its protection domain.
+/// [`MwType`] as a word.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "MwType")]
+enum MwTypeWord {
     Type1,
-    /// Bound by a work request, for its queue pair.
     Type2,
 }
 
@@ -397,10 +404,10 @@ pub struct Connection {
     pub rd_atomic: u8,
 }
 
-/// The state of a queue pair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub enum State {
+/// [`QpState`] as a word.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "QpState")]
+enum StateWord {
     Reset,
     Init,
     Rtr,

@@ -23,7 +23,7 @@ use super::machine::Kind;
 use super::proto::{
     About, Connection, Heard, Op, Peer, Range, Remote, Reply, Request, Send, Service,
 };
-use super::words::{access_of, completion, event_name, qp_state, service, state_of, text};
+use super::words::{access_of, completion, event_name, service, text};
 use super::{Agent, CQ_DEPTH, ELEMENTS, INLINE, QUEUE_DEPTH, difference};
 
 type Result<T> = std::result::Result<T, String>;
@@ -197,9 +197,9 @@ impl Verbs {
             }
             Request::Connect { qp, peer, how } => self.connect(*qp, peer, how)?,
             Request::Modify { qp, state } => {
-                self.qp(*qp)?.modify(&ModifyAttr::state(qp_state(*state))).map_err(text)?;
+                self.qp(*qp)?.modify(&ModifyAttr::state(*state)).map_err(text)?;
             }
-            Request::Query { qp } => return Ok(Reply::State(state_of(self.qp(*qp)?.state()))),
+            Request::Query { qp } => return Ok(Reply::State(self.qp(*qp)?.state())),
             Request::Destroy { qp } => {
                 self.qps.get_mut(*qp).and_then(Option::take).ok_or("no such queue pair")?;
             }

@@ -1,9 +1,9 @@
 //! Translates the words of scenarios to the API, and back.
 
-use rocinante::verbs::{AsyncEvent, MwType, QpEvent, QpState, QpType, WcOpcode};
+use rocinante::verbs::{AsyncEvent, QpEvent, QpType, WcOpcode};
 use rocinante::{Access, VerbsError, Wc};
 
-use super::proto::{self, Completion, Opcode, Service, State};
+use super::proto::{Completion, Opcode, Service};
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -44,37 +44,6 @@ pub(super) fn service(service: Service) -> (QpType, u32) {
         Service::Rc => (QpType::Rc, 0),
         Service::Uc => (QpType::Uc, 0),
         Service::Ud { qkey } => (QpType::Ud, qkey),
-    }
-}
-
-pub(super) fn mw_type(mw_type: proto::MwType) -> MwType {
-    match mw_type {
-        proto::MwType::Type1 => MwType::Type1,
-        proto::MwType::Type2 => MwType::Type2,
-    }
-}
-
-pub(crate) fn qp_state(state: State) -> QpState {
-    match state {
-        State::Reset => QpState::Reset,
-        State::Init => QpState::Init,
-        State::Rtr => QpState::Rtr,
-        State::Rts => QpState::Rts,
-        State::Sqd => QpState::Sqd,
-        State::Sqe => QpState::Sqe,
-        State::Err => QpState::Err,
-    }
-}
-
-pub(crate) fn state_of(state: QpState) -> State {
-    match state {
-        QpState::Reset => State::Reset,
-        QpState::Init => State::Init,
-        QpState::Rtr => State::Rtr,
-        QpState::Rts => State::Rts,
-        QpState::Sqd => State::Sqd,
-        QpState::Sqe => State::Sqe,
-        QpState::Err => State::Err,
     }
 }
 

@@ -7,7 +7,7 @@ use super::node::{BUFFER, GRH, Step, at, signaled};
 use super::scenario::Session;
 use super::unreliable::stopped;
 use crate::agent::machine::Kind;
-use crate::agent::proto::{Opcode, Request, Send, State};
+use crate::agent::proto::{Opcode, QpState, Request, Send};
 
 const HALF: usize = BUFFER / 2;
 /// The Q_Key of both sides.
@@ -150,7 +150,7 @@ fn arrives(s: &mut Session<'_>) -> Step {
     s.active.perform(99, s.active.send_to(0, &s.passive, QKEY, None), &[at(0, 64)])?;
     s.passive.received_from(s.active.qpn(), 1, 64, None)?;
     s.passive.holds(at(HALF + GRH, 64), 9)?;
-    s.both_in(State::Rts)
+    s.both_in(QpState::Rts)
 }
 
 /// As on an unreliable connection: a request that fails locally stops the sending (SQE) and nothing
@@ -166,7 +166,7 @@ pub(super) fn stops_sending(s: &mut Session<'_>) -> Step {
     passive.perform(4, passive.send_to(0, active, QKEY, None), &[at(0, 9)])?;
     active.received_from(passive.qpn(), 4, 9, None)?;
     active.holds(at(HALF + GRH, 9), 5)?;
-    active.modify(State::Rts)?;
+    active.modify(QpState::Rts)?;
     passive.receive(1, &[at(HALF, GRH + 64)])?;
     arrives(s)
 }

@@ -3,7 +3,7 @@
 use super::node::{BUFFER, SEND, Step, at, signaled};
 use super::scenario::Session;
 use crate::agent::machine::Kind;
-use crate::agent::proto::{LOCAL_WRITE, Op, Opcode, REMOTE_READ, Request, Send, State};
+use crate::agent::proto::{LOCAL_WRITE, Op, Opcode, QpState, REMOTE_READ, Request, Send};
 
 pub(super) fn wrong_key(s: &mut Session<'_>) -> Step {
     let (remote, rkey) = s.passive.remote(0);
@@ -37,7 +37,7 @@ fn refused(s: &mut Session<'_>, op: Op, status: &str) -> Step {
     s.active.ends(1, status)?;
     s.active.ends(2, "WR_FLUSH_ERR")?;
     let state = s.active.state()?;
-    s.active.expect(&state, &State::Err, "the state")?;
+    s.active.expect(&state, &QpState::Err, "the state")?;
     s.passive.untouched(at(0, 4096))?;
     let wanted = match status {
         "REM_ACCESS_ERR" => "local access violation work queue error",
@@ -68,7 +68,7 @@ pub(super) fn message_too_long(s: &mut Session<'_>) -> Step {
     s.active.ends(1, status)?;
     s.passive.ends(1, of_the_receive)?;
     let state = s.passive.state()?;
-    s.passive.expect(&state, &State::Err, "the state")?;
+    s.passive.expect(&state, &QpState::Err, "the state")?;
     if s.passive.kind() == Kind::SoftRoce {
         s.notice(format!(
             "a SEND longer than the receive ends in {status} and {of_the_receive} instead of REM_INV_REQ_ERR and LOC_LEN_ERR"
@@ -80,7 +80,7 @@ pub(super) fn message_too_long(s: &mut Session<'_>) -> Step {
 /// The peer's queue pair is in the error state: it does not answer, and its receives are flushed.
 pub(super) fn peer_in_error(s: &mut Session<'_>) -> Step {
     s.passive.receive(7, &[at(0, 64), at(0, 64)])?;
-    s.passive.modify(State::Err)?;
+    s.passive.modify(QpState::Err)?;
     s.passive.ends(7, "WR_FLUSH_ERR")?;
     s.passive.ends(8, "WR_FLUSH_ERR")?;
     s.active.post(&[signaled(1, SEND, &[at(0, 16)])])?;
@@ -99,7 +99,7 @@ pub(super) fn peer_destroyed(s: &mut Session<'_>) -> Step {
 pub(super) fn flushed(s: &mut Session<'_>) -> Step {
     for node in [&mut s.active, &mut s.passive] {
         node.receive(0, &[at(0, 8), at(8, 8)])?;
-        node.modify(State::Err)?;
+        node.modify(QpState::Err)?;
         node.ends(0, "WR_FLUSH_ERR")?;
         node.ends(1, "WR_FLUSH_ERR")?;
         node.post(&[Send { signaled: false, ..signaled(5, SEND, &[at(0, 8)]) }])?;
@@ -132,7 +132,7 @@ pub(super) fn drained(s: &mut Session<'_>) -> Step {
     // Meanwhile the active side responds.
     s.passive.perform(3, s.active.read_from(0), &[at(4096, 64)])?;
     s.passive.holds(at(4096, 64), 1)?;
-    s.active.modify(State::Rts)?;
+    s.active.modify(QpState::Rts)?;
     let second = signaled(2, s.passive.write_to(256, None), &[at(0, 64)]);
     if s.active.kind() == Kind::SoftRoce {
         // It does not always go on by itself: see the table of its departures.

@@ -6,7 +6,7 @@ use super::losses::Losses;
 use super::node::{BUFFER, SEND, Step, at, signaled};
 use super::operations::write_send_read;
 use super::scenario::Session;
-use crate::agent::proto::{Opcode, State};
+use crate::agent::proto::{Opcode, QpState};
 
 const HALF: usize = BUFFER / 2;
 
@@ -30,9 +30,9 @@ pub(super) fn receiver_never_ready(s: &mut Session<'_>) -> Step {
     s.active.ends(0, "RNR_RETRY_EXC_ERR")?;
     s.active.ends(1, "WR_FLUSH_ERR")?;
     let state = s.active.state()?;
-    s.active.expect(&state, &State::Err, "the state")?;
+    s.active.expect(&state, &QpState::Err, "the state")?;
     let state = s.passive.state()?;
-    s.passive.expect(&state, &State::Rts, "the state")
+    s.passive.expect(&state, &QpState::Rts, "the state")
 }
 
 pub(super) fn requests_lost(s: &mut Session<'_>) -> Step {

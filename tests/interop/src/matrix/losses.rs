@@ -17,7 +17,7 @@ use super::node::{PATIENCE_MS, Step, signaled};
 use super::scenario::Session;
 use super::wire::Losing;
 use crate::agent::machine::Kind;
-use crate::agent::proto::{Completion, Heard, Opcode, Send, State};
+use crate::agent::proto::{Completion, Heard, Opcode, QpState, Send};
 
 /// Longer than all repetitions take.
 const SILENCE_MS: u64 = PATIENCE_MS / 5;
@@ -110,7 +110,7 @@ impl Losses {
     /// Frees the stuck request: posts a later one without losses and waits for its acknowledgement.
     fn free(&mut self, s: &mut Session<'_>, wr_id: u64, opcode: Opcode) -> Step {
         let state = s.active.state()?;
-        s.active.expect(&state, &State::Rts, "the state of the silent side")?;
+        s.active.expect(&state, &QpState::Rts, "the state of the silent side")?;
         let heard = s.passive.heard()?;
         if heard.duplicates == self.heard.duplicates {
             return Err(format!("rxe says nothing, though nothing has come twice: {heard:?}"));

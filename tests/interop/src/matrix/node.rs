@@ -10,8 +10,8 @@ use super::verdict::cannot;
 use crate::agent::Agent;
 use crate::agent::machine::Kind;
 use crate::agent::proto::{
-    ALL, About, Completion, Connection, FLUSH_GLOBAL, Op, Opcode, Peer, REMOTE_ATOMIC, Range,
-    Remote, Reply, Request, Send, Service, State,
+    ALL, About, Completion, Connection, FLUSH_GLOBAL, Op, Opcode, Peer, QpState, REMOTE_ATOMIC,
+    Range, Remote, Reply, Request, Send, Service,
 };
 
 /// The result of a scenario's step: the error names the side and has its text.
@@ -104,7 +104,7 @@ impl Node {
     /// Puts its send queue into SQD. Error: as [`ask`](Self::ask); or the device does not support
     /// this state.
     pub fn stop_sending(&mut self) -> Step {
-        let stopped = self.modify(State::Sqd);
+        let stopped = self.modify(QpState::Sqd);
         match self.kind() {
             Kind::Device => stopped.map_err(|why| {
                 cannot(format!("the device refuses to drain its send queue (SQD): {why}"))
@@ -328,7 +328,7 @@ impl Node {
     }
 
     /// The state of queue pair 0.
-    pub fn state(&mut self) -> Step<State> {
+    pub fn state(&mut self) -> Step<QpState> {
         self.state_of(0)
     }
 
@@ -348,7 +348,7 @@ impl Node {
     }
 
     /// Changes the state of queue pair 0.
-    pub fn modify(&mut self, state: State) -> Step {
+    pub fn modify(&mut self, state: QpState) -> Step {
         self.do_(&Request::Modify { qp: 0, state })
     }
 

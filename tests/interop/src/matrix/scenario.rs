@@ -7,7 +7,7 @@ use super::wire::{Losing, Wire};
 use super::{datagrams, errors, faults, flush, multicast, operations, shared, unreliable, windows};
 use crate::agent::machine::Kind;
 use crate::agent::proto::{
-    ALL, Connection, FLUSH_GLOBAL, LOCAL_WRITE, REMOTE_WRITE, Request, Service, State,
+    ALL, Connection, FLUSH_GLOBAL, LOCAL_WRITE, QpState, REMOTE_WRITE, Request, Service,
 };
 use crate::guest::Link;
 
@@ -331,7 +331,7 @@ impl<'a> Session<'a> {
     pub(super) fn reconnect(&mut self, psn: u32) -> Step {
         for node in [&mut self.active, &mut self.passive] {
             let access = node.full();
-            node.modify(State::Reset)?;
+            node.modify(QpState::Reset)?;
             node.do_(&Request::Prepare { qp: 0, access })?;
         }
         self.join([psn, psn + 0x1000])
@@ -349,7 +349,7 @@ impl<'a> Session<'a> {
     }
 
     /// Fails unless both sides' queue pairs 0 are in this state.
-    pub(super) fn both_in(&mut self, state: State) -> Step {
+    pub(super) fn both_in(&mut self, state: QpState) -> Step {
         for node in [&mut self.active, &mut self.passive] {
             let is = node.state()?;
             node.expect(&is, &state, "the state")?;

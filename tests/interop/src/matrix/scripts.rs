@@ -19,10 +19,7 @@ use rocinante_stack::wire::icrc::{IpFields, Template};
 use super::Bench;
 use super::node::{Node, PATIENCE_MS, Step, signaled};
 use crate::agent::machine::Kind;
-use crate::agent::proto::{
-    self, Connection, Op, Opcode, Peer, Reply, Request, Send, Service, State,
-};
-use crate::agent::{qp_state, state_of};
+use crate::agent::proto::{self, Connection, Op, Opcode, Peer, Reply, Request, Send, Service};
 use crate::guest::Link;
 
 /// The port of RoCE v2.
@@ -171,7 +168,7 @@ impl Subject for GuestSubject {
     fn connect(&mut self, options: &Options) -> Step {
         let access = options.access.bits();
         if self.connected {
-            self.node.modify(State::Reset)?;
+            self.node.modify(QpState::Reset)?;
             self.node.do_(&Request::Prepare { qp: 0, access })?;
         } else {
             self.node.make_qp(Service::Rc, access, None)?;
@@ -198,11 +195,11 @@ impl Subject for GuestSubject {
     }
 
     fn modify(&mut self, state: QpState) -> Step {
-        self.node.modify(state_of(state))
+        self.node.modify(state)
     }
 
     fn state(&mut self) -> Step<QpState> {
-        self.node.state().map(qp_state)
+        self.node.state()
     }
 
     fn register(&mut self, len: usize, access: Access, foreign: bool) -> Step<Remote> {

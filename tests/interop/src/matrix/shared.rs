@@ -4,7 +4,7 @@
 use super::datagrams::QKEY;
 use super::node::{BUFFER, GRH, SEND, Step, at, signaled};
 use super::scenario::Session;
-use crate::agent::proto::{Completion, Op, Opcode, Request, Send, State};
+use crate::agent::proto::{Completion, Op, Opcode, QpState, Request, Send};
 
 const HALF: usize = BUFFER / 2;
 /// Bytes of a receive.
@@ -107,7 +107,7 @@ pub(super) fn last(s: &mut Session<'_>) -> Step {
     s.active.post_on(0, &[signaled(0, SEND, &[at(0, 64)])])?;
     s.active.ends(0, "SUCCESS")?;
     s.passive.received_on(0, 0, 64)?;
-    s.passive.modify(State::Err)?;
+    s.passive.modify(QpState::Err)?;
     let event = s.passive.async_event(5000)?;
     s.passive.expect(&event, &Some("last WQE reached".into()), "the event")?;
     let list: Vec<Send> = (1..4).map(|id| signaled(id, SEND, &[at(0, 64)])).collect();

@@ -4,7 +4,7 @@ use super::datagrams::LOST_MS;
 use super::node::{BUFFER, GRH, SEND, Step, at, signaled};
 use super::scenario::Session;
 use crate::agent::machine::Kind;
-use crate::agent::proto::{LOCAL_WRITE, Op, Opcode, Range, Request, State};
+use crate::agent::proto::{LOCAL_WRITE, Op, Opcode, QpState, Range, Request};
 
 const HALF: usize = BUFFER / 2;
 
@@ -87,7 +87,7 @@ pub(super) fn lost(s: &mut Session<'_>) -> Step {
         s.passive.holds(at(HALF, len), last.unwrap_or(0).into())?;
         behind |= missed > 0;
         if missed >= 2 && behind && rule.lost()? > 0 {
-            return s.both_in(State::Rts);
+            return s.both_in(QpState::Rts);
         }
     }
     Err(format!("{missed} messages of 199 were lost, {} packets", rule.lost()?))
@@ -107,7 +107,7 @@ pub(super) fn refused(s: &mut Session<'_>) -> Step {
     s.active.perform(3, SEND, &[at(0, len)])?;
     s.passive.received(3, len, None)?;
     s.passive.holds(at(HALF, len), 7)?;
-    s.both_in(State::Rts)
+    s.both_in(QpState::Rts)
 }
 
 /// A SEND longer than the receive is dropped, and the next message gets the receive.
@@ -121,14 +121,14 @@ pub(super) fn too_long(s: &mut Session<'_>) -> Step {
         s.notice("a SEND longer than the receive breaks an unreliable connection");
         s.passive.ends(3, "LOC_QP_OP_ERR")?;
         let state = s.passive.state()?;
-        return s.passive.expect(&state, &State::Err, "the state");
+        return s.passive.expect(&state, &QpState::Err, "the state");
     }
     s.passive.quiet(LOST_MS)?;
     s.passive.untouched(at(HALF + len - 1, 64))?;
     s.active.perform(2, SEND, &[at(0, len - 1)])?;
     s.passive.received(3, len - 1, None)?;
     s.passive.holds(at(HALF, len - 1), 7)?;
-    s.both_in(State::Rts)
+    s.both_in(QpState::Rts)
 }
 
 /// A request that fails locally stops the sending (SQE) and nothing else, until the program
@@ -144,7 +144,7 @@ pub(super) fn stops_sending(s: &mut Session<'_>) -> Step {
     passive.perform(4, SEND, &[at(0, 9)])?;
     active.received(4, 9, None)?;
     active.holds(at(HALF, 9), 5)?;
-    active.modify(State::Rts)?;
+    active.modify(QpState::Rts)?;
     active.fill(at(0, 9), 6)?;
     passive.receive(5, &[at(HALF, 9)])?;
     active.perform(5, SEND, &[at(0, 9)])?;
@@ -168,11 +168,11 @@ pub(super) fn stopped(s: &mut Session<'_>, op: Op) -> Step<bool> {
             s.notice("a request of an unreliable queue pair that fails here breaks it, instead of taking it to SQE");
             let wc = s.active.completions(1)?.remove(0);
             s.active.expect(&wc.wr_id, &2, "the request")?;
-            (State::Err, false)
+            (QpState::Err, false)
         }
         Kind::Rocinante | Kind::Device => {
             s.active.ends(2, "LOC_PROT_ERR")?;
-            (State::Sqe, true)
+            (QpState::Sqe, true)
         }
     };
     s.active.ends(3, "WR_FLUSH_ERR")?;

@@ -6,8 +6,8 @@ use super::scenario::Session;
 use super::verdict::cannot;
 use crate::agent::machine::Kind;
 use crate::agent::proto::{
-    ALL, LOCAL_WRITE, MW_BIND, MwType, Op, Opcode, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, Range,
-    Remote, Request, State, ZERO_BASED,
+    ALL, LOCAL_WRITE, MW_BIND, MwType, Op, Opcode, QpState, REMOTE_ATOMIC, REMOTE_READ,
+    REMOTE_WRITE, Range, Remote, Request, ZERO_BASED,
 };
 
 const HALF: usize = BUFFER / 2;
@@ -253,7 +253,7 @@ pub(super) fn send_invalidates_nothing(s: &mut Session<'_>) -> Step {
         perform(s, qp, Op::SendInv { rkey }, &[at(0, 64)])?;
         s.passive.ends(5, "REM_INV_REQ_ERR")?;
         let state = s.passive.state_of(qp)?;
-        s.passive.expect(&state, &State::Err, "the state")?;
+        s.passive.expect(&state, &QpState::Err, "the state")?;
     }
     through(s, 3, shown, 0, 64)?;
     through(s, 3, other, 64, 64)?;
@@ -304,7 +304,7 @@ fn not_bound(s: &mut Session<'_>, qp: usize, window: usize, range: Range) -> Ste
     let flushed = node.kind() == Kind::SoftRoce && wc.status == "WR_FLUSH_ERR";
     node.expect(&(wc.wr_id, wc.status == "MW_BIND_ERR" || flushed), &(90, true), "the end")?;
     let state = node.state_of(qp)?;
-    node.expect(&state, &State::Err, "the state")?;
+    node.expect(&state, &QpState::Err, "the state")?;
     Ok(Some(shown))
 }
 

@@ -233,8 +233,7 @@ fn a_frame_of_more_datagrams_than_a_record_holds_is_counted() {
 
 #[test]
 fn without_the_right_to_programs_frames_are_taken_whole() {
-    let pair = or_skip!(Pair::new());
-    let (mut a, mut b) = ports(&pair);
+    let (pair, mut a, mut b) = or_skip!(pair_with_ports());
     let interface = index_in(&pair.a);
     let mut capture = pair.a.run(|| {
         without_capabilities(&[CAP_BPF, CAP_SYS_ADMIN], || {

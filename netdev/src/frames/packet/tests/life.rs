@@ -4,8 +4,7 @@ use super::*;
 
 #[test]
 fn a_new_ethernet_address_is_followed() {
-    let pair = or_skip!(Pair::new());
-    let (mut a, mut b) = ports(&pair);
+    let (pair, mut a, mut b) = or_skip!(pair_with_ports());
     let to_a = path(&pair.b, &mut b, B4, A4);
     let to_b = path(&pair.a, &mut a, A4, B4);
     pair.a.sh("ip link set v0 address 02:00:00:00:09:77");
@@ -27,8 +26,7 @@ fn a_new_ethernet_address_is_followed() {
 /// Frames cause no wake-up while no thread waits for them.
 #[test]
 fn what_arrives_is_told_while_it_is_wished() {
-    let pair = or_skip!(Pair::new());
-    let (mut a, mut b) = ports(&pair);
+    let (pair, mut a, mut b) = or_skip!(pair_with_ports());
     let to = path(&pair.a, &mut a, A4, B4);
     b.watch(false).expect("as at first");
     send(&mut a, to.id, &[40]);
@@ -43,8 +41,7 @@ fn what_arrives_is_told_while_it_is_wished() {
 
 #[test]
 fn the_end_of_the_interface_ends_the_port() {
-    let pair = or_skip!(Pair::new());
-    let (mut a, mut b) = ports(&pair);
+    let (pair, mut a, mut b) = or_skip!(pair_with_ports());
     let to = path(&pair.a, &mut a, A4, B4);
     pair.b.sh("ip link del v0");
     commit(&mut a, to.id, &[64]);
@@ -63,8 +60,7 @@ fn the_end_of_the_interface_ends_the_port() {
 
 #[test]
 fn an_interface_that_is_down_is_told_of_once() {
-    let pair = or_skip!(Pair::new());
-    let (mut a, _b) = ports(&pair);
+    let (pair, mut a, _b) = or_skip!(pair_with_ports());
     pair.a.sh("ip link set v0 down");
     // The kernel announces "down" and a few consequences; once the port has handled each, nothing
     // is left.

@@ -11,8 +11,7 @@ fn at_guard(port: &mut PacketPort, path: PathId) -> PathId {
 
 #[test]
 fn a_failure_at_the_guard_is_told_of_the_path_that_it_is_of() {
-    let pair = or_skip!(Pair::new());
-    let (mut a, _b) = ports(&pair);
+    let (pair, mut a, _b) = or_skip!(pair_with_ports());
     // While a datagram of a removed path waits, the guard's number of it is not free.
     let gone = path(&pair.a, &mut a, A4, A4).id;
     commit(&mut a, gone, &[64]);
@@ -29,8 +28,7 @@ fn a_failure_at_the_guard_is_told_of_the_path_that_it_is_of() {
 
 #[test]
 fn a_path_that_goes_takes_its_path_at_the_guard_with_it() {
-    let pair = or_skip!(Pair::new());
-    let (mut a, _b) = ports(&pair);
+    let (pair, mut a, _b) = or_skip!(pair_with_ports());
     let dead = path(&pair.a, &mut a, A4, "10.9.0.77").id;
     let id = at_guard(&mut a, dead);
     assert!(a.guard.reserve(id, 8).is_some());
@@ -40,8 +38,7 @@ fn a_path_that_goes_takes_its_path_at_the_guard_with_it() {
 
 #[test]
 fn a_failure_of_a_path_that_is_gone_is_of_no_other() {
-    let pair = or_skip!(Pair::new());
-    let (mut a, _b) = ports(&pair);
+    let (pair, mut a, _b) = or_skip!(pair_with_ports());
     let [gone, stays] = [(A4, B4), (A6, B6)].map(|(from, to)| path(&pair.a, &mut a, from, to).id);
     [gone, stays].into_iter().for_each(|path| drop(commit(&mut a, path, &[64; 3])));
     a.remove_path(gone);

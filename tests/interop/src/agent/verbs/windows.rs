@@ -3,8 +3,8 @@
 use rocinante::SendWr;
 use rocinante::verbs::{BindMw, MwPart, MwType, Rereg, SendData};
 
-use super::super::proto::{self, Range, Remote};
-use super::super::words::{access_of, mw_type, text};
+use super::super::proto::{Range, Remote};
+use super::super::words::{access_of, text};
 use super::{Mw, NO_REGION, Result, Verbs};
 
 impl Verbs {
@@ -20,8 +20,8 @@ impl Verbs {
         Ok(Remote { address: region.address(), rkey: region.rkey().0 })
     }
 
-    pub(super) fn allocate_window(&mut self, of: proto::MwType) -> Result<()> {
-        let window = self.opened()?.pd.alloc_mw(mw_type(of)).map_err(text)?;
+    pub(super) fn allocate_window(&mut self, mw_type: MwType) -> Result<()> {
+        let window = self.opened()?.pd.alloc_mw(mw_type).map_err(text)?;
         self.windows.push(Some(window));
         Ok(())
     }

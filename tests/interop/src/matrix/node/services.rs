@@ -1,7 +1,7 @@
 //! A side's methods for datagrams, several queue pairs and shared receive queues.
 
 use super::{Node, Step};
-use crate::agent::proto::{Completion, Heard, Op, Opcode, Range, Reply, Request, Send, State};
+use crate::agent::proto::{Completion, Heard, Op, Opcode, QpState, Range, Reply, Request, Send};
 
 /// Bytes before a datagram in its receive.
 pub(in crate::matrix) const GRH: usize = 40;
@@ -25,7 +25,7 @@ impl Node {
     }
 
     /// The state of a queue pair.
-    pub fn state_of(&mut self, qp: usize) -> Step<State> {
+    pub fn state_of(&mut self, qp: usize) -> Step<QpState> {
         match self.ask(&Request::Query { qp })? {
             Reply::State(state) => Ok(state),
             other => Err(format!("{}: the state is {other:?}", self.name())),
