@@ -162,7 +162,7 @@ impl Kubelet {
     /// container.
     pub(crate) async fn allocate(&self, count: usize) -> Result<ContainerAllocateResponse, String> {
         let (ids, client) = {
-            let mut state = self.state.lock();
+            let state = self.state.lock();
             let healthy = state.devices.iter().filter(|(_, is_healthy)| **is_healthy);
             let free = healthy.filter(|(id, _)| !state.allocated.contains(*id));
             let ids: Vec<String> = free.map(|(id, _)| id.clone()).take(count).collect();
@@ -173,11 +173,11 @@ impl Kubelet {
             if endpoint.is_stopped {
                 return Err("endpoint has been stopped".into());
             }
-            let client = endpoint.client.clone();
-            state.allocated.extend(ids.iter().cloned());
-            (ids, client)
+            (ids, endpoint.client.clone())
         };
-        let mut given = self.asked(client, ids).await.map_err(|status| status.to_string())?;
+        let given = self.asked(client, ids.clone()).await;
+        let mut given = given.map_err(|status| status.to_string())?;
+        self.state.lock().allocated.extend(ids);
         assert_eq!(given.len(), 1);
         Ok(given.remove(0))
     }
