@@ -46,7 +46,7 @@ pub(crate) struct Listener {
 /// How a socket is made.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kind {
-    /// The mode of the file: those who may write may connect.
+    /// The mode of the file: a user that may write may connect.
     pub(crate) mode: u32,
     /// Sets the options of the socket, and of each that comes later in its place.
     pub(crate) prepare: fn(&OwnedFd),

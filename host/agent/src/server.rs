@@ -197,7 +197,7 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> Result<
     let config = agent.containers.config();
     let of_root = control::stat_path(&config.state).to_string_lossy().into_owned();
     metrics(&agent, &of_root, 0o600).await;
-    // Who may enter the directory may ask.
+    // Users that may enter the directory may ask.
     metrics(&agent, &config.metrics, 0o666).await;
     let _ = sd_notify::notify(&[NotifyState::Ready]);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "serves");

@@ -46,7 +46,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// How long to leave connections alone that cannot be accepted.
 const REST: Duration = Duration::from_millis(100);
 
-/// One socket of those that had its path. A number of an inode comes again at once; a time does not.
+/// One socket of those that had its path. An inode has the number of the one before at once, and
+/// never its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Identity {
     device: u64,

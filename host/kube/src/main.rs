@@ -58,8 +58,8 @@ enum Command {
         /// The kubelet's folder.
         #[arg(long, value_name = "PATH", default_value = "/var/lib/kubelet")]
         kubelet: PathBuf,
-        /// The folder of files of CDI. Containers get the device of the agent's file, rocinante.json,
-        /// if it is there.
+        /// The folder of files of CDI. Containers get the device of the agent's file,
+        /// rocinante.json, if it is there.
         #[arg(long, value_name = "PATH", default_value = "/var/run/cdi")]
         cdi: PathBuf,
         /// How many containers may use the agent at a time.

@@ -1,4 +1,4 @@
-//! What is tried without end is logged when its outcome changes.
+//! Attempts without end are logged when their outcome changes.
 
 /// The last line.
 #[derive(Debug, Default)]

@@ -139,7 +139,7 @@ fn who_probes_behind_a_missing_receive_gets_a_report() {
 
 #[test]
 fn what_is_lost_while_a_receive_is_missing_costs_no_timeout() {
-    // What is lost: the SEND when it goes again, or the RNR NAK.
+    // The SEND is lost when it goes again, or the RNR NAK is.
     for (from, nth) in [(0, 2), (1, 1)] {
         let mut pair = Pair::new(&setup());
         let keys = pair.register();

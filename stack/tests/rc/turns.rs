@@ -131,7 +131,7 @@ fn a_turn_of_any_length_is_one() {
 }
 
 /// Credit that comes back in small pieces is not spent in small pieces: the run of a queue pair
-/// waits until all of it fits, whoever has the rest of the credit. A run has 16 packets here.
+/// waits until all of it fits, whichever has the rest of the credit. A run has 16 packets here.
 #[test]
 fn runs_stay_whole_however_small_the_pieces_are() {
     for pieces in [&[1][..], &[3], &[16], &[7, 2, 19], &[1, 60], &[5, 31, 2]] {

@@ -468,7 +468,7 @@ fn a_peer_for_which_there_was_no_room_is_asked_soon() {
     assert_eq!([asked(), asked(), asked()], [256, 44, 0]);
 }
 
-/// Whoever asks more often than once in a millisecond still gets an answer each millisecond.
+/// A peer that asks more often than once in a millisecond still gets an answer each millisecond.
 #[test]
 fn the_rate_of_answers_does_not_depend_on_how_often_peers_ask() {
     for (pause, expected) in [(700_000, 700), (10_000, 10), (1_900_000, 1000)] {

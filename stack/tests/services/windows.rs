@@ -170,7 +170,7 @@ fn a_send_that_may_not_invalidate_breaks_the_receiver_and_invalidates_nothing() 
         solo.receive_request(Op::RC_SEND_ONLY_WITH_INVALIDATE, 0, &[&key.0.to_be_bytes(), &[7; 4]]);
         assert_eq!(solo.end.host.arena[1024..1028], [7; 4]);
         assert_eq!(solo.sent(), ["ACK #0"]);
-        // Who waits for solicited completions alone is woken by errors.
+        // A program that waits for solicited completions alone is woken by errors.
         assert!(solo.end.host.completions.iter().all(|cqe| cqe.solicited), "key {which}");
         let expected = [(1, WcStatus::RemInvReqErr), (2, WcStatus::WrFlushErr)];
         assert_eq!(solo.completed(), expected, "key {which}");

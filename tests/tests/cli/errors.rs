@@ -71,8 +71,7 @@ fn a_server_that_closes_without_a_word_may_be_of_another_project() {
     other.join().unwrap();
 }
 
-/// A peer that answers correctly over TCP and sends nothing on UDP/4791; by its own words at another
-/// address.
+/// A peer that answers correctly over TCP, names another address, and sends nothing on UDP/4791.
 fn translated_server(address: Ipv4Addr, own: Ipv4Addr) -> std::thread::JoinHandle<Vec<String>> {
     let listener = TcpListener::bind((address, 18515)).unwrap();
     let silence = UdpSocket::bind((address, 4791)).unwrap();

@@ -111,7 +111,7 @@ fn an_engine_names_a_class_that_is_there() {
 #[test]
 fn requests_count_by_class() {
     let mut host = host_or_skip!("classes::requests_count", 2);
-    // So many that no program asks as often.
+    // No program asks as often.
     host.configure("requests_per_second = 100000");
     let class = "[[class]]\nname = \"slow\"\ncontainers = [\"veth0\"]\nrequests_per_second = 1";
     host.configure(class);

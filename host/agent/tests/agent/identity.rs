@@ -117,7 +117,7 @@ fn a_later_interface_is_fixed_as_the_first() {
     let filter = || lab.run(|| rocinante_agent::host::SourceFilter::find(index).expect("a query"));
     eventually("it is guarded", || filter().expect("entered").is_some());
     netns.ip(&["address", "add", "10.78.0.1/24", "dev", "eth1"]).expect("added");
-    // An address that goes is heard of after that.
+    // The news of an address that goes come after that.
     netns.ip(&["address", "del", &format!("{v6}/64"), "dev", "eth0"]).expect("removed");
     eventually("it is followed", || !host.may_leave(0).contains(&v6));
     let sources = filter().expect("entered").expect("a program").sources();

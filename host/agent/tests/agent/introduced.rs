@@ -75,7 +75,7 @@ fn an_introduced_container_keeps_the_addresses_that_it_was_given() {
     };
     assert_eq!((may_leave(&host, 0), may_leave(&host, 1)), (false, true));
     assert!(introduced.refused(late(0).parse().expect("an address")).starts_with("Interface"));
-    // It is so with a restarted agent, and for those who ask by the engine's name.
+    // A restarted agent does the same, also for programs that ask by the engine's name.
     host.kill();
     host.start();
     assert!(!may_leave(&host, 0));

@@ -31,7 +31,7 @@ fn each_event_of_a_container_is_a_line() {
     let forged = host.dropped(0)[3];
     host.terminate();
     host.logged(&["dropped forged frames", "container=\"veth0\"", &format!("ipv6 {forged}")]);
-    // The next agents count on: what one has told is told no more.
+    // The next agents count on: none logs again the drops that one has logged.
     for (more, told) in [(0, 1), (7, 2), (0, 2)] {
         host.start();
         let before = host.dropped(0)[3];

@@ -20,7 +20,7 @@ struct State {
     uplinks: Mutex<Value>,
     /// It accepts connections, and answers nothing.
     hangs: AtomicBool,
-    /// It answers what is no reply.
+    /// Its answers are no replies.
     raves: AtomicBool,
     is_over: AtomicBool,
     /// Questions that cost a look at each container, and those that do not.

@@ -182,7 +182,7 @@ impl Kubelet {
         Ok(given.remove(0))
     }
 
-    /// `Allocate` of these devices, whoever has them.
+    /// `Allocate` of these devices, also where containers have them.
     pub(crate) async fn allocate_these(&self, ids: &[&str]) -> Result<(), Status> {
         let client = self.state.lock().endpoint.as_ref().unwrap().client.clone();
         self.asked(client, ids.iter().map(|id| (*id).to_owned()).collect()).await.map(drop)

@@ -37,7 +37,7 @@ async fn a_container_gets_the_agents_socket() {
     assert_eq!((&*registration.version, &*registration.resource_name), ("v1beta1", HCA));
     assert_eq!(node.kubelet.allocate(1).await.unwrap(), plain());
 
-    // The agent's own file of CDI, and what is none or another's.
+    // The agent's own file of CDI, another's, and a file that is none.
     let file = node.folder.at("cdi").join("rocinante.json");
     let agents = include_str!("../../../agent/dist/cdi.json");
     for (text, is_agents) in [

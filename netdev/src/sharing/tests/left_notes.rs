@@ -110,7 +110,7 @@ fn a_leader_that_could_not_look_for_notes_is_woken_to_look_again() {
     assert_eq!(slots.left(), [(here, note(7))]);
 }
 
-/// Who has read them may die before anything came of it.
+/// Their reader may die before anything came of it.
 #[test]
 fn notes_stay_until_they_are_forgotten_and_no_process_takes_their_slot_before() {
     let here = loopback();

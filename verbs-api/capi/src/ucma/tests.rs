@@ -298,8 +298,8 @@ fn a_group_that_is_left_leaves_the_others() {
     }
 }
 
-/// An answer that cannot be sent leaves the id as one that is no program's yet: what happens to it
-/// then is told to none.
+/// An answer that cannot be sent leaves the id as one that is no program's yet: later events of it
+/// go to none.
 #[test]
 fn an_accept_that_is_refused_makes_the_id_no_programs() {
     for (space, of) in [(TCP, request as fn(_, _) -> _), (UDP, question)] {
