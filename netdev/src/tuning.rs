@@ -40,6 +40,10 @@ pub(crate) mod udp {
     /// How long a ring that is not used keeps its memory, at first. More: for longer. Less: pages
     /// are touched for the first time more often.
     pub(crate) const RING_IDLE: Duration = Duration::from_secs(1);
+    /// How long a ring that is not used keeps its memory at most, while others want one. More:
+    /// queues that come later send bulk by copies for longer. Less: a hostile peer has more memory
+    /// kept, up to all rings each time.
+    pub(crate) const RING_IDLE_CROWDED: Duration = Duration::from_secs(256);
     /// From one look at the kernel's announcements of offloads to the next, at least. More: a
     /// change is noticed later.
     pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(500);

@@ -26,7 +26,7 @@ use super::staging::RUN_BYTES_MAX;
 use super::sys::{Message, SendScratch, Socket, begin_message};
 use crate::kernel::descriptors::wait_readable;
 use crate::kernel::interface::Interface;
-use crate::tuning::udp::{RING_IDLE, RING_RUNS, TRIAL_TENTHS};
+use crate::tuning::udp::{RING_IDLE, RING_IDLE_CROWDED, RING_RUNS, TRIAL_TENTHS};
 
 /// Bytes of the longest run, and of the gap before it in its first page.
 const PLACE_BYTES: usize = 65_536;
@@ -120,6 +120,8 @@ pub(super) struct Rings {
     not_before: Option<Instant>,
     /// How long a ring that is not used keeps its memory.
     idle: Duration,
+    /// A queue found all rings taken since the last look.
+    crowded: bool,
 }
 
 impl Rings {
@@ -127,7 +129,7 @@ impl Rings {
     pub(super) fn new(bytes: usize) -> Self {
         let most = (bytes / RING_BYTES).min(usize::from(u8::MAX) - 1);
         let (rings, pipe, not_before) = (Vec::new(), None, None);
-        Self { rings, most, pipe, refused: false, not_before, idle: RING_IDLE }
+        Self { rings, most, pipe, refused: false, not_before, idle: RING_IDLE, crowded: false }
     }
 
     /// The ring of a queue to which runs leave, now. `None` if others have all.
@@ -142,7 +144,10 @@ impl Rings {
                 self.rings.push(None);
                 self.rings.len() - 1
             }
-            None => return None,
+            None => {
+                self.crowded = true;
+                return None;
+            }
         };
         if let Err(_no_room) = self.make(index, queue, now) {
             self.not_before = Some(now + RING_IDLE);
@@ -246,20 +251,24 @@ impl Rings {
     /// whether it freed any, and when to do it again.
     ///
     /// That time doubles whenever memory is freed: a peer that leaves a datagram unread keeps all
-    /// of a large page, which no new ring gets.
+    /// of a large page, which no new ring gets. While other queues want a ring it has a bound.
     pub(super) fn maintain(&mut self, now: Instant) -> (bool, Option<Duration>) {
+        let idle = match std::mem::take(&mut self.crowded) {
+            true => self.idle.min(RING_IDLE_CROWDED),
+            false => self.idle,
+        };
         let mut freed = false;
         for place in &mut self.rings {
             let Some(ring) = place else { continue };
             if std::mem::take(&mut ring.in_use) {
                 ring.used = now;
             }
-            if now.duration_since(ring.used) >= self.idle {
+            if now.duration_since(ring.used) >= idle {
                 *place = None;
                 freed = true;
             }
         }
-        if freed {
+        if freed && idle == self.idle {
             self.idle *= 2;
         }
         let until = |ring: &Ring| (ring.used + self.idle).saturating_duration_since(now);
@@ -293,5 +302,23 @@ mod tests {
             assert_eq!(rings.count(), 0);
         }
         assert!(made < 20, "{made} times");
+    }
+
+    #[test]
+    fn a_queue_waits_for_an_idle_ring_of_another_for_minutes_at_most() {
+        let other = (QUEUE.0, 1);
+        let (mut rings, mut now) = (Rings::new(RING_BYTES), Instant::now());
+        for _ in 0..12 {
+            rings.of(QUEUE, now).expect("memory");
+            while let (_, Some(pause)) = rings.maintain(now) {
+                now += pause;
+            }
+        }
+        rings.of(QUEUE, now).expect("memory");
+        now += RING_IDLE_CROWDED;
+        assert!(!rings.maintain(now).0, "no other queue wants it");
+        assert_eq!(rings.of(other, now), None);
+        assert!(rings.maintain(now).0);
+        assert!(rings.of(other, now).is_some());
     }
 }

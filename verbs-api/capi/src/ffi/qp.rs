@@ -205,7 +205,9 @@ fn bytes(cap: &abi::QpCap) -> usize {
     let limits = Limits::default();
     let requests = cap.max_send_wr.min(limits.max_qp_wr) + cap.max_recv_wr.min(limits.max_qp_wr);
     let elements = cap.max_send_sge.max(cap.max_recv_sge).min(limits.max_sge);
-    requests as usize * (1024 + elements as usize * size_of::<abi::Sge>())
+    let inline = cap.max_inline_data.min(limits.max_inline_data) as usize;
+    let slots = (cap.max_send_wr.min(limits.max_qp_wr) as usize).next_power_of_two();
+    requests as usize * (1024 + elements as usize * size_of::<abi::Sge>()) + slots * inline
 }
 
 /// `ibv_qp_to_qp_ex(3)`.
@@ -270,11 +272,12 @@ pub(super) unsafe extern "C" fn query_qp(
         // SAFETY: the context of the queue pair.
         unsafe { context::of(public.context)? }.is_own()?;
         let (state, engine, _) = pair.qp.query();
+        let drains = state == QpState::Sqd && pair.qp.is_draining();
         let state = convert::state_code(state);
         public.state = state;
         let mut is = *pair.known.lock();
         (is.qp_state, is.cur_qp_state, is.cap) = (state, state, pair.cap);
-        is.sq_draining = pair.qp.is_draining().into();
+        is.sq_draining = drains.into();
         // SEND PSN and RECEIVE PSN of the engine, where they have moved on.
         is.sq_psn = engine.sq_psn.map_or(is.sq_psn, |psn| psn.value());
         is.rq_psn = engine.rq_psn.map_or(is.rq_psn, |psn| psn.value());
