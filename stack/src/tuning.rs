@@ -340,7 +340,8 @@ pub(crate) mod cm {
     pub(crate) const TX_MAX: usize = 4096;
     /// Listeners and datagram services, and open questions. More: more memory.
     pub(crate) const SERVICES_MAX: usize = 65_536;
-    /// Requests that wait for a listener. More: more memory. Less: a burst is refused early.
+    /// Requests and questions that wait for a listener. More: more memory. Less: a burst is refused
+    /// early.
     pub(crate) const EARLY_MAX: usize = 64;
     /// The longest ACK timeout of a peer that counts, a code: 17 s. More: TIMEWAIT holds places for
     /// longer. Less: a late packet may meet a new connection.

@@ -47,7 +47,7 @@ use crate::tunnel;
 use rocinante_lab::{ChildGuard, Lab, Netns};
 
 /// How long an expected event may take on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Entries of each side's completion queue.
 pub const CQ_DEPTH: u32 = 4096;

@@ -23,7 +23,7 @@ fn signals_end_the_children_and_tell_the_caller_which_it_was() {
         // This process would not end by itself.
         let mut command = Command::new("sleep");
         return hold_a_lab(|lab| {
-            lab.container(0).spawn(command.arg("60").stdin(Stdio::null())).unwrap()
+            lab.container(0).spawn(command.arg("600").stdin(Stdio::null())).unwrap()
         });
     }
     require!(need::lab());
@@ -66,7 +66,7 @@ fn hold_a_lab(start: impl FnOnce(&Lab) -> ChildGuard) {
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let mut worker = start(&lab);
     println!("\nworker {}", worker.id());
-    worker.wait(Duration::from_secs(60)).unwrap();
+    worker.wait(Duration::from_secs(600)).unwrap();
 }
 
 fn start_worker(lab: &Lab) -> ChildGuard {
@@ -82,7 +82,7 @@ fn start_worker(lab: &Lab) -> ChildGuard {
 fn work() {
     exit_with_parent();
     println!("\nready");
-    std::thread::sleep(Duration::from_secs(60));
+    std::thread::sleep(Duration::from_secs(600));
 }
 
 fn myself(test: &str, role: &str) -> Command {

@@ -40,7 +40,7 @@ impl ConnectionManager {
         true
     }
 
-    /// `service` has a listener now: the requests that wait for it are due.
+    /// `service` has a listener now: the requests and questions that wait for it are due.
     pub(super) fn end_waits(&mut self, service: ServiceId) {
         for (id, early) in &mut self.early {
             if [early.service, early.service.listened()].contains(&service) {
@@ -51,8 +51,8 @@ impl ConnectionManager {
         }
     }
 
-    /// Forgets the requests that have waited until `now`, if another process of the address listens
-    /// for them by now: it gets those that the peer repeats.
+    /// Forgets the requests and questions that have waited until `now`, if another process of the
+    /// address listens for them by now: it gets those that the peer repeats.
     pub fn leave_to_others(&mut self, now: Time, listens: impl Fn(ServiceId, IpAddr) -> bool) {
         let Self { early, timers, .. } = self;
         early.retain(|id, it| {

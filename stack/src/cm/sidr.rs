@@ -1,5 +1,5 @@
 //! Datagram services: the queue pairs that serve them. Answers come from a table, so that questions
-//! leave no state; or from the program, see `asks`.
+//! that have a service leave no state; or from the program, see `asks`.
 
 use core::net::IpAddr;
 

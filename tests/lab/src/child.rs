@@ -117,11 +117,20 @@ impl ChildGuard {
         }
     }
 
-    /// Kills the child (SIGKILL) and waits for its end.
+    /// Kills the child (SIGKILL) and waits for its end, and for that of its process group, which
+    /// may have its addresses, for up to a second.
     pub fn kill(&mut self) {
+        if self.status.is_some() {
+            return;
+        }
         self.signal(Signal::SIGKILL);
+        let pause = || std::thread::sleep(Duration::from_micros(200));
         while let Ok(None) = self.try_wait() {
-            std::thread::sleep(Duration::from_micros(200));
+            pause();
+        }
+        let (group, since) = (Pid::from_raw(-self.child.id().cast_signed()), Instant::now());
+        while kill(group, None).is_ok() && since.elapsed() < Duration::from_secs(1) {
+            pause();
         }
     }
 }

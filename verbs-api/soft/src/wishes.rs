@@ -32,8 +32,8 @@ pub struct Wishes {
     pub whole_writes: bool,
     pub no_recognition: bool,
     pub cm_retries: Option<u8>,
-    /// Requests wait for their listener for 0.5 s before they are refused: perftest and qperf tell
-    /// their peer that they listen before they do, and end if it is refused.
+    /// Requests and questions wait for their listener for 0.5 s before they are refused: perftest
+    /// and qperf tell their peer that they listen before they do, and end if it is refused.
     pub refuses_late: bool,
     pub shards: Option<usize>,
     pub cpus: Vec<usize>,

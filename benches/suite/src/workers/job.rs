@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use nix::unistd::setsid;
+use nix::unistd::{Pid, setpgid, setsid};
 use rocinante::device::{Backend, PortConfig};
 use rocinante::exchange::Exchange;
 use rocinante::{Context, OpenOptions};
@@ -419,7 +419,8 @@ fn drop_capabilities() -> Result {
 /// killed.
 fn run_to_its_end(mut program: Command) -> Failure {
     // A process that is urgent leads a group already.
-    let _ = setsid();
+    // A session of its own would have its own share of the processors.
+    let _ = setpgid(Pid::from_raw(0), Pid::from_raw(0));
     let name = program.get_program().to_string_lossy().into_owned();
     let why = match program.status() {
         Ok(status) => match status.code() {

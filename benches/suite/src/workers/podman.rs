@@ -20,12 +20,16 @@ const OF_ITS_OWN: [&str; 6] =
 /// podman keeps its state and its locks in directories that end with it. Where the machine has both
 /// versions of cgroups it sees the first: crun 1.8 refuses the second if that has a controller.
 const PREPARE: &str = "umount /sys/fs/cgroup/unified 2>/dev/null
-    for at in /var/lib /run /dev/shm; do mount -t tmpfs tmpfs $at || exit; done
+    for at in /run /dev/shm; do mount -t tmpfs tmpfs $at || exit; done
     exec \"$@\"";
 /// The container has the host's files, below a layer of its own, and the network namespace of the
 /// caller.
-const OPTIONS: [&str; 15] = [
+const OPTIONS: [&str; 21] = [
     "--storage-driver=vfs",
+    "--root=/run/podman-store",
+    "--runroot=/run/podman-run",
+    "--tmpdir=/run/podman-state",
+    "--network-config-dir=/run/podman-net",
     "run",
     "--rm",
     "--interactive",
@@ -38,6 +42,8 @@ const OPTIONS: [&str; 15] = [
     USER,
     "--cap-drop=all",
     "--security-opt=no-new-privileges",
+    "--security-opt=label=disable",
+    "--security-opt=apparmor=unconfined",
     "--rootfs",
     "/:O",
 ];

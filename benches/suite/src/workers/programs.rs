@@ -98,6 +98,10 @@ impl Foreign {
         self.step.measure == Measure::WriteLat
     }
 
+    fn is_small(&self) -> bool {
+        (self.step.size as u64) < SMALL
+    }
+
     /// Messages of a run.
     fn messages(&self) -> u64 {
         let Step { size, seconds, .. } = self.step;
@@ -132,6 +136,8 @@ impl Foreign {
             }
             Suite::Ucx => {
                 command.env("UCX_NET_DEVICES", "roce0:1").env("UCX_TLS", "rc_v,self");
+                // Its log would be lines of the report.
+                command.env("UCX_LOG_FILE", "stderr");
                 let test = if self.is_latency() { "tag_lat" } else { "tag_bw" };
                 if leads {
                     command.args([remote, "-f", "-v", "-t", test, "-s", &size, "-n", &count]);
@@ -172,8 +178,12 @@ impl Foreign {
             Measure::WriteLat => {
                 &[(Measure::WriteLat, 4), (Measure::WriteLatP99, 7), (Measure::WriteLatP999, 8)]
             }
+            // Few bits have two decimals; the messages of a second have six.
+            measure if self.is_small() => &[(measure, 4)],
             measure => &[(measure, 3)],
         };
+        let unit =
+            if self.is_latency() || !self.is_small() { 1.0 } else { self.step.size as f64 * 8e-3 };
         let columns: &[&str] = if self.is_latency() {
             &["t_min[usec]", "t_typical[usec]", "99% percentile[usec]", "99.9% percentile[usec]"]
         } else {
@@ -190,7 +200,7 @@ impl Foreign {
         if row.len() != count {
             return Err(format!("{} columns, and not {count}", row.len()));
         }
-        Ok(names.iter().map(|(measure, at)| self.step.figure(*measure, row[*at])).collect())
+        Ok(names.iter().map(|(measure, at)| self.step.figure(*measure, row[*at] * unit)).collect())
     }
 
     /// Two lines: the names of the columns, and a row, with commas.
@@ -326,6 +336,11 @@ iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,over
             (Measure::WriteLatP999, 26675.94),
         ];
         assert_eq!(values(&write), expected);
+        let row = "64 20000 0.05 0.05 0.101234";
+        let small = READ_BW
+            .replace("1048576    200              4.62               4.61   \t\t   0.000551", row);
+        let small = (of(Suite::Perftest, Measure::ReadBw, 64), &*small);
+        assert_eq!(values(&small), [(Measure::ReadBw, 0.101_234 * (64.0 * 8e-3))]);
         // 2^20 bytes at 2075.12 a second.
         assert_eq!(values(&tags), [(Measure::SendBw, 2075.12 * 8.388_608e-3)]);
         assert_eq!(values(&tag), [(Measure::WriteLat, 47.311)]);

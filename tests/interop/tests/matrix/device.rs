@@ -119,14 +119,11 @@ impl Case {
         let container = network.container(&bench.lab, Link::Veth);
         let theirs = network.address(Link::Veth, false).to_string();
         let ours = container.ipv4().to_string();
-        let file = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
+        // The report does not exist before.
+        let folder = tempfile::TempDir::new().map_err(|error| error.to_string())?;
+        let file = folder.path().join("report.md");
         let mut command = Command::new(PROGRAM);
-        command
-            .arg("device")
-            .arg("--report")
-            .arg(file.path())
-            .args(self.options)
-            .args(self.filters);
+        command.arg("device").arg("--report").arg(&file).args(self.options).args(self.filters);
         for (option, value) in [
             ("--device", network.device(Link::Veth)),
             ("--address", &theirs),
