@@ -18,9 +18,11 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use tempfile::{NamedTempFile, TempPath};
 
-/// A file of a test, removed at its end.
+/// A file that a program of any user makes, removed at the end of the test.
 fn written() -> TempPath {
-    NamedTempFile::new().unwrap().into_temp_path()
+    let path = NamedTempFile::new().unwrap().into_temp_path();
+    fs::remove_file(&path).unwrap();
+    path
 }
 
 fn capture(lab: &Lab, agent: &str, line: &str, file: &Path) -> Running {
