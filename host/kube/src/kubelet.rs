@@ -1,11 +1,8 @@
 //! Where the kubelet finds the device plugin: a socket in its folder, and a registration that is
 //! made again for each kubelet.
 
-use std::ffi::CStr;
 use std::fs::File;
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,7 +10,6 @@ use std::time::Duration;
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
-use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -63,13 +59,16 @@ impl Identity {
     }
 }
 
-/// The plugin's socket, until this value ends.
+/// The plugin's socket. Its file stays when it ends, so that other plugins see that, however short
+/// its time was.
 struct Socket {
     folder: PathBuf,
     slot: usize,
     identity: Option<Identity>,
-    /// Removals from the folder.
-    removals: OwnedFd,
+    /// Sockets of other plugins, at the last look.
+    others: Vec<Identity>,
+    /// Whether one of them has ended.
+    has_lost: bool,
     _server: JoinSet<()>,
 }
 
@@ -77,29 +76,35 @@ fn endpoint(slot: usize) -> String {
     format!("{PREFIX}{slot}.sock")
 }
 
+/// The right to make and remove sockets there, which one plugin has at a time.
+fn turn(folder: &Path) -> io::Result<File> {
+    let turn = File::open(folder)?;
+    turn.try_lock()?;
+    Ok(turn)
+}
+
 impl Socket {
-    /// Takes the first slot in which no other plugin listens, also one that a killed one left.
-    /// Plugins that start at once do so in turn.
-    async fn at(folder: &Path, plugin: &Plugin) -> io::Result<Self> {
-        let turn = File::open(folder)?;
-        turn.try_lock()?;
-        let removals = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        inotify::add_watch(&removals, folder, WatchFlags::DELETE)?;
-        for slot in 0..SLOTS {
-            let path = folder.join(endpoint(slot));
-            if is_taken(&path).await {
-                continue;
+    /// Takes the first slot in which no other plugin listens, of all in turn from this one on.
+    async fn at(folder: &Path, plugin: &Plugin, from: usize) -> io::Result<Self> {
+        let _turn = turn(folder)?;
+        let mut free = None;
+        for slot in (from..from + SLOTS).map(|slot| slot % SLOTS) {
+            if !is_taken(&folder.join(endpoint(slot))).await {
+                free.get_or_insert(slot);
             }
-            let listener = match UnixListener::bind(&path) {
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse => continue,
-                listener => listener?,
-            };
-            let mut server = JoinSet::new();
-            server.spawn(served(listener, plugin.clone()));
-            let (folder, identity) = (folder.to_owned(), Identity::of(&path));
-            return Ok(Self { folder, slot, identity, removals, _server: server });
         }
-        Err(io::Error::other(format!("{SLOTS} plugins listen there")))
+        let slot = free.ok_or_else(|| io::Error::other(format!("{SLOTS} plugins listen there")))?;
+        let path = folder.join(endpoint(slot));
+        let mut server = JoinSet::new();
+        server.spawn(served(UnixListener::bind(&path)?, plugin.clone()));
+        Ok(Self {
+            folder: folder.to_owned(),
+            slot,
+            identity: Identity::of(&path),
+            others: Vec::new(),
+            has_lost: false,
+            _server: server,
+        })
     }
 
     fn path(&self) -> PathBuf {
@@ -110,40 +115,32 @@ impl Socket {
         self.identity.is_some() && Identity::of(&self.path()) == self.identity
     }
 
-    /// Whether another plugin has ended since the last look.
-    async fn lost_another(&self) -> bool {
+    /// Whether another plugin has ended since this one listens, and no other is left.
+    async fn is_left_alone(&mut self) -> bool {
+        // The next look sees what this one would.
+        let Ok(_turn) = turn(&self.folder) else { return false };
+        let mut others = Vec::new();
         for slot in (0..SLOTS).filter(|slot| *slot != self.slot) {
-            is_taken(&self.folder.join(endpoint(slot))).await;
+            let path = self.folder.join(endpoint(slot));
+            let identity = Identity::of(&path);
+            if is_taken(&path).await {
+                others.extend(identity);
+            } else {
+                self.has_lost |= identity.is_some();
+            }
         }
-        let mut bytes = [MaybeUninit::uninit(); 4096];
-        let mut events = inotify::Reader::new(&self.removals, &mut bytes);
-        let mut has_lost = false;
-        while let Ok(event) = events.next() {
-            let name = event.file_name().map(CStr::to_bytes);
-            // Without a name there were too many events.
-            has_lost |= name.is_none_or(|name| {
-                name.starts_with(PREFIX.as_bytes()) && name != endpoint(self.slot).as_bytes()
-            });
-        }
-        has_lost
+        self.has_lost |= self.others.iter().any(|it| !others.contains(it));
+        self.others = others;
+        self.has_lost && self.others.is_empty()
     }
 }
 
-impl Drop for Socket {
-    fn drop(&mut self) {
-        if self.is_there() {
-            let _ = std::fs::remove_file(self.path());
-        }
-    }
-}
-
-/// Whether a plugin listens at a socket. One that a killed plugin left is removed.
+/// Whether a plugin listens at a socket. One that an ended plugin left is removed.
 async fn is_taken(path: &Path) -> bool {
     match UnixStream::connect(path).await {
         Err(error) if error.kind() == io::ErrorKind::NotFound => false,
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            let _ = std::fs::remove_file(path);
-            false
+            std::fs::remove_file(path).is_err()
         }
         // Also one whose queue is full.
         _ => true,
@@ -176,46 +173,50 @@ async fn served(listener: UnixListener, plugin: Plugin) {
 }
 
 /// Has the kubelet below `root` know the plugin, for ever. It looks every `period`: a kubelet that
-/// starts removes all sockets of its folder. Of two plugins the kubelet asks the one that came
-/// last, and takes the end of either for the end of that one (`PluginDisconnected` of its device
-/// manager), so the one that stays registers again.
+/// starts removes all sockets of its folder.
+///
+/// Kubelets know a plugin by its resource or by its socket (`runClient`, `PluginConnected` of their
+/// device manager). The former ask the plugin that came last, and stop at the end of any: one that
+/// is left alone may have a stream and be asked nothing. The latter refuse a socket that they have,
+/// and lose sight of it. So the plugin registers without a stream alone, and one that is left alone
+/// ends its stream, and registers at another socket when the kubelet has seen that.
 pub(crate) async fn follow(root: &Path, plugin: &Plugin, period: Duration) {
     let folder = root.join(FOLDER);
     let kubelet = folder.join(KUBELET);
     let mut said = Said::default();
-    let mut socket = None;
-    // Whether the kubelet has to be asked although it watches.
-    let mut is_due = true;
+    let mut socket = None::<Socket>;
+    let mut from = 0;
     let (mut again, mut pause) = (Instant::now(), period);
     loop {
-        let mut is_new = false;
-        if !socket.as_ref().is_some_and(Socket::is_there) {
-            is_new = true;
-            socket = match Socket::at(&folder, plugin).await {
-                Ok(socket) => Some(socket),
-                Err(error) => {
-                    said.warn(format!("no socket in {}: {error}", folder.display()));
-                    None
+        if let Some(it) = &mut socket {
+            let is_there = it.is_there();
+            if !is_there || it.is_left_alone().await {
+                if is_there {
+                    let _ = std::fs::remove_file(it.path());
                 }
-            };
+                from = it.slot + 1;
+                socket = None;
+                (again, pause) = (Instant::now() + period, period);
+            }
+        }
+        if socket.is_none() {
+            match Socket::at(&folder, plugin, from).await {
+                Ok(it) => socket = Some(it),
+                Err(error) => said.warn(format!("no socket in {}: {error}", folder.display())),
+            }
         }
         if let Some(socket) = &socket {
-            is_new |= socket.lost_another().await;
             if !kubelet.exists() {
                 said.warn(format!("no kubelet at {}", kubelet.display()));
-                is_new = true;
-            }
-            is_due |= is_new;
-            if is_new || !is_due && plugin.watchers() > 0 {
                 (again, pause) = (Instant::now(), period);
-            }
-            if (is_due || plugin.watchers() == 0) && kubelet.exists() && Instant::now() >= again {
+            } else if plugin.watchers() > 0 {
+                (again, pause) = (Instant::now(), period);
+            } else if Instant::now() >= again {
                 let mut wait = pause;
                 match register(&kubelet, endpoint(socket.slot)).await {
                     Ok(()) => {
                         said = Said::default();
                         tracing::info!("the kubelet knows {HCA}");
-                        is_due = false;
                         wait = wait.max(CONNECT_MAX);
                     }
                     Err(why) => said.warn(format!("the kubelet does not take {HCA}: {why}")),

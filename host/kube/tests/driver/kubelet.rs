@@ -1,7 +1,7 @@
 //! A kubelet's device manager, as `pkg/kubelet/cm/devicemanager` of Kubernetes 1.2x to 1.3x has it:
 //! `plugin/v1beta1/{server,handler,client}.go` and `manager.go`. Each behaviour names its function.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,17 +36,26 @@ struct State {
     devices: BTreeMap<String, bool>,
     /// Devices of containers.
     allocated: BTreeSet<String>,
-    endpoint: Option<Connected>,
+    /// `server.clients`: the tasks that read of plugins, by what the kubelet knows them.
+    clients: HashMap<String, AbortHandle>,
+    /// `manager.endpoints`, by the same.
+    endpoints: HashMap<String, DevicePluginClient<Channel>>,
+    /// The endpoint that is asked, until it is stopped (`setStopTime`).
+    asked: Option<String>,
     registrations: Vec<(Instant, RegisterRequest)>,
     /// Lists of devices that plugins have sent.
     lists: usize,
 }
 
-struct Connected {
-    client: DevicePluginClient<Channel>,
-    run: AbortHandle,
-    /// `setStopTime`: nothing is allocated of it any more.
-    is_stopped: bool,
+impl State {
+    /// `markResourceUnhealthy`.
+    fn unhealthy(&mut self) {
+        self.devices.values_mut().for_each(|is_healthy| *is_healthy = false);
+    }
+
+    fn endpoint(&self) -> Option<DevicePluginClient<Channel>> {
+        self.endpoints.get(self.asked.as_ref()?).cloned()
+    }
 }
 
 /// A node's kubelet, which may be running or not. Its clones are one.
@@ -55,6 +64,8 @@ pub(crate) struct Kubelet {
     folder: PathBuf,
     state: Arc<Mutex<State>>,
     running: Arc<Mutex<JoinSet<()>>>,
+    /// Whether it knows plugins by their sockets, else by their resource.
+    by_socket: bool,
 }
 
 #[derive(Clone)]
@@ -70,7 +81,12 @@ impl Kubelet {
     /// One that is not running yet, with this folder.
     pub(crate) fn new(root: &Path) -> Self {
         let folder = root.join("device-plugins");
-        Self { folder, state: Arc::default(), running: Arc::default() }
+        Self { folder, state: Arc::default(), running: Arc::default(), by_socket: false }
+    }
+
+    /// It knows plugins by their sockets.
+    pub(crate) fn by_socket(&mut self) {
+        self.by_socket = true;
     }
 
     pub(crate) fn folder(&self) -> &Path {
@@ -102,7 +118,7 @@ impl Kubelet {
         }
         std::fs::write(self.folder.join(CHECKPOINT), "{}").unwrap();
         // `readCheckpoint`: resources have no healthy device until their plugin registers.
-        self.unhealthy();
+        self.state.lock().unhealthy();
         let listener = UnixListener::bind(self.folder.join("kubelet.sock")).unwrap();
         let server = Server { kubelet: self.clone(), version, latency, answers_first };
         let service = TowerToHyperService::new(RegistrationServer::new(server));
@@ -118,21 +134,30 @@ impl Kubelet {
     /// Ends as a killed one does: its socket stays.
     pub(crate) fn stop(&self) {
         *self.running.lock() = JoinSet::new();
-        self.state.lock().endpoint = None;
+        let mut state = self.state.lock();
+        state.clients.clear();
+        state.endpoints.clear();
+        state.asked = None;
     }
 
-    /// `disconnectClient`, which a kubelet until 1.3x also does to a plugin when one that
-    /// registered before it ends (`runClient`).
+    /// Hangs up on the plugin that is asked.
     pub(crate) fn disconnect(&self) {
-        if let Some(connected) = self.state.lock().endpoint.take() {
-            connected.run.abort();
-        }
-        self.unhealthy();
+        let asked = self.state.lock().asked.clone();
+        self.end(&asked.unwrap());
     }
 
-    /// `markResourceUnhealthy`.
-    fn unhealthy(&self) {
-        self.state.lock().devices.values_mut().for_each(|is_healthy| *is_healthy = false);
+    /// `runClient` at the end of a plugin's list: that of any by this name ends the newest one.
+    fn end(&self, key: &str) {
+        let mut state = self.state.lock();
+        // Of a client that it does not have any more it sees no end.
+        let Some(run) = state.clients.remove(key) else { return };
+        // `Disconnect`, `PluginDisconnected`.
+        run.abort();
+        state.endpoints.remove(key);
+        if state.asked.as_deref() == Some(key) {
+            state.asked = None;
+            state.unhealthy();
+        }
     }
 
     /// The registrations until now, and when they came.
@@ -169,11 +194,7 @@ impl Kubelet {
             if ids.len() < count {
                 return Err("requested number of devices unavailable".into());
             }
-            let endpoint = state.endpoint.as_ref().ok_or("no endpoint")?;
-            if endpoint.is_stopped {
-                return Err("endpoint has been stopped".into());
-            }
-            (ids, endpoint.client.clone())
+            (ids, state.endpoint().ok_or("endpoint has been stopped")?)
         };
         let given = self.asked(client, ids.clone()).await;
         let mut given = given.map_err(|status| status.to_string())?;
@@ -184,7 +205,8 @@ impl Kubelet {
 
     /// `Allocate` of these devices, also where containers have them.
     pub(crate) async fn allocate_these(&self, ids: &[&str]) -> Result<(), Status> {
-        let client = self.state.lock().endpoint.as_ref().unwrap().client.clone();
+        let client = self.state.lock().endpoint();
+        let client = client.ok_or_else(|| Status::unavailable("endpoint has been stopped"))?;
         self.asked(client, ids.iter().map(|id| (*id).to_owned()).collect()).await.map(drop)
     }
 
@@ -229,7 +251,7 @@ impl Server {
     async fn connect(self, request: RegisterRequest) -> Result<Response<Empty>, Status> {
         tokio::time::sleep(self.latency).await;
         let failed = |error: &dyn std::error::Error| Status::unknown(error.to_string());
-        let path = self.kubelet.folder.join(request.endpoint);
+        let path = self.kubelet.folder.join(&request.endpoint);
         let endpoint = Endpoint::from_shared(format!("unix://{}", path.display()))
             .map_err(|error| failed(&error))?
             .connect_timeout(Duration::from_secs(10));
@@ -238,9 +260,22 @@ impl Server {
         let options = client.get_device_plugin_options(Empty {}).await?.into_inner();
         assert_eq!(Some(options), request.options);
         let (kubelet, lists) = (self.kubelet.clone(), client.clone());
-        let run = self.kubelet.running.lock().spawn(async move { kubelet.run(lists).await });
-        let connected = Connected { client, run, is_stopped: false };
-        self.kubelet.state.lock().endpoint = Some(connected);
+        let key = if kubelet.by_socket { request.endpoint } else { request.resource_name };
+        let mut state = self.kubelet.state.lock();
+        if kubelet.by_socket && state.endpoints.contains_key(&key) {
+            // `connectClient`: another client of that socket goes, too.
+            state.clients.remove(&key);
+            return Err(Status::unknown(format!("device plugin already connected: {key}")));
+        }
+        // A client before it of this name is forgotten, and stays connected.
+        let name = key.clone();
+        let run = self.kubelet.running.lock().spawn(async move {
+            kubelet.run(lists).await;
+            kubelet.end(&name);
+        });
+        state.clients.insert(key.clone(), run);
+        state.endpoints.insert(key.clone(), client);
+        state.asked = Some(key);
         Ok(Response::new(Empty {}))
     }
 }
@@ -248,20 +283,13 @@ impl Server {
 impl Kubelet {
     /// `client.Run`, `genericDeviceUpdateCallback`.
     async fn run(&self, mut client: DevicePluginClient<Channel>) {
-        if let Ok(lists) = client.list_and_watch(Empty {}).await {
-            let mut lists = lists.into_inner();
-            while let Ok(Some(list)) = lists.message().await {
-                let mut state = self.state.lock();
-                state.lists += 1;
-                let device = |it: api::Device| (it.id, it.health == "Healthy");
-                state.devices = list.devices.into_iter().map(device).collect();
-            }
-        }
-        // `PluginDisconnected`, by the resource's name: also that of another plugin, which is
-        // connected by now, counts as stopped.
-        self.unhealthy();
-        if let Some(endpoint) = &mut self.state.lock().endpoint {
-            endpoint.is_stopped = true;
+        let Ok(lists) = client.list_and_watch(Empty {}).await else { return };
+        let mut lists = lists.into_inner();
+        while let Ok(Some(list)) = lists.message().await {
+            let mut state = self.state.lock();
+            state.lists += 1;
+            let device = |it: api::Device| (it.id, it.health == "Healthy");
+            state.devices = list.devices.into_iter().map(device).collect();
         }
     }
 }

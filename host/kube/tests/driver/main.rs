@@ -53,6 +53,21 @@ impl Node {
         Agent::start(&socket(&self.folder), rates)
     }
 
+    /// One whose kubelet knows plugins by their sockets, or by their resource.
+    async fn with_kubelet(by_socket: bool) -> Self {
+        let mut node = Self::new().await;
+        if by_socket {
+            node.kubelet.by_socket();
+        }
+        node
+    }
+
+    /// The plugins' sockets.
+    fn sockets(&self) -> Vec<String> {
+        let names = folder::names(self.kubelet.folder()).into_iter();
+        names.filter(|name| name.starts_with("rocinante")).collect()
+    }
+
     /// A driver in this process. It ends with the value.
     fn driver(&self) -> JoinSet<()> {
         let places = Places {
@@ -64,6 +79,12 @@ impl Node {
         let mut task = JoinSet::new();
         task.spawn(rocinante_kube::driver(self.api.client(), places, DEVICES, PERIOD));
         task
+    }
+
+    /// Waits until the kubelet's devices are healthy, and it can have one.
+    async fn serves(&self) {
+        self.has_healthy(DEVICES as usize).await;
+        until("it serves", async || self.kubelet.allocate_these(&["0"]).await.is_ok()).await;
     }
 
     /// Waits until the kubelet has this many devices that are healthy, of all.

@@ -7,6 +7,7 @@ use rocinante_kube::HCA;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
+use tokio::task::JoinSet;
 use tonic::Code;
 
 use crate::folder::names;
@@ -115,15 +116,14 @@ async fn it_registers_again_after_the_folder_is_wiped() {
         // Running pods have their devices, and others get others.
         assert_eq!(node.kubelet.allocated(), kubelets);
         node.kubelet.allocate(1).await.unwrap();
-        let all = ["kubelet.sock", "kubelet_internal_checkpoint", FIRST];
-        assert_eq!(names(node.kubelet.folder()), all);
+        assert_eq!(node.sockets().len(), 1);
     }
     // It hangs up.
     node.kubelet.disconnect();
     node.has_healthy(ALL).await;
     node.kubelet.allocate(1).await.unwrap();
     // The kubelet lives on, and its folder is wiped.
-    std::fs::remove_file(node.kubelet.folder().join(FIRST)).unwrap();
+    std::fs::remove_file(node.kubelet.folder().join(&node.sockets()[0])).unwrap();
     let before = node.kubelet.registrations().len();
     until("again", async || node.kubelet.registrations().len() > before).await;
     node.has_healthy(ALL).await;
@@ -207,41 +207,86 @@ async fn an_old_kubelet_connects_after_its_answer() {
     assert_eq!(node.kubelet.allocated(), 2);
 }
 
+/// A driver beside others: it has a socket of its own, and the kubelet knows it.
+async fn another(node: &Node) -> JoinSet<()> {
+    let (sockets, asked) = (node.sockets().len(), node.kubelet.registrations().len());
+    let driver = node.driver();
+    until("another listens", async || node.sockets().len() > sockets).await;
+    until("another is known", async || node.kubelet.registrations().len() > asked).await;
+    driver
+}
+
+/// Waits until the plugin at this socket is the only one, and has taken another.
+async fn moved(node: &Node, from: &str) {
+    until("it moves", async || {
+        let sockets = node.sockets();
+        sockets.len() == 1 && sockets[0] != from
+    })
+    .await;
+    node.serves().await;
+}
+
 #[tokio::test]
 async fn of_two_plugins_the_one_that_stays_is_asked() {
-    let node = Node::new().await;
-    let _agent = node.agent(&[]);
-    node.kubelet.start();
-    let sockets = async |wanted: &[&str]| {
-        until(&format!("there is {wanted:?}"), async || {
-            let names = names(node.kubelet.folder());
-            names.iter().filter(|it| it.starts_with("rocinante")).eq(wanted)
-        })
-        .await;
-    };
-    let first = node.driver();
-    node.has_healthy(ALL).await;
-    let second = node.driver();
-    sockets(&[FIRST, SECOND]).await;
-    until("both", async || node.kubelet.registrations().len() == 2).await;
-    node.has_healthy(ALL).await;
-    node.kubelet.allocate(1).await.unwrap();
-    // The one that came last stays.
-    drop(first);
-    sockets(&[SECOND]).await;
-    until("again", async || node.kubelet.allocate(1).await.is_ok()).await;
-    node.has_healthy(ALL).await;
-    // The one that came first stays.
-    let third = node.driver();
-    sockets(&[FIRST, SECOND]).await;
-    drop(third);
-    sockets(&[SECOND]).await;
-    until("again", async || node.kubelet.allocate(1).await.is_ok()).await;
-    node.has_healthy(ALL).await;
-    assert_eq!(node.kubelet.allocated(), 3);
-    drop(second);
-    sockets(&[]).await;
-    node.has_healthy(0).await;
+    for by_socket in [false, true] {
+        let node = Node::with_kubelet(by_socket).await;
+        let _agent = node.agent(&[]);
+        node.kubelet.start();
+        let mut last = another(&node).await;
+        // An update of a DaemonSet: the one that came last stays.
+        for _ in 0..5 {
+            let before = node.sockets();
+            let next = another(&node).await;
+            let both = node.sockets();
+            assert_eq!((before.len(), both.len()), (1, 2));
+            drop(std::mem::replace(&mut last, next));
+            let stays = both.iter().find(|it| !before.contains(it)).unwrap();
+            moved(&node, stays).await;
+            node.kubelet.allocate(1).await.unwrap();
+        }
+        assert_eq!(node.kubelet.allocated(), 5);
+        drop(last);
+        node.has_healthy(0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_plugin_stays_beside_many_that_come_and_go() {
+    for by_socket in [false, true] {
+        let node = Node::with_kubelet(by_socket).await;
+        let _agent = node.agent(&[]);
+        node.kubelet.start();
+        let _stays = another(&node).await;
+        // More than the connections of a plugin at a time.
+        for _ in 0..70 {
+            let stays = node.sockets().remove(0);
+            drop(another(&node).await);
+            moved(&node, &stays).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_plugin_that_the_kubelet_drops_beside_another_comes_back() {
+    for by_socket in [false, true] {
+        let node = Node::with_kubelet(by_socket).await;
+        let agent = node.agent(&[]);
+        node.kubelet.start();
+        let _first = another(&node).await;
+        node.serves().await;
+        let _second = another(&node).await;
+        for _ in 0..2 {
+            node.serves().await;
+            // One that has not seen the stream yet would wait for it.
+            let (_, before) = agent.asked();
+            until("they look", async || agent.asked().1 >= before + 10).await;
+            let asked = node.kubelet.registrations().len();
+            node.kubelet.disconnect();
+            until("again", async || node.kubelet.registrations().len() > asked).await;
+        }
+        node.serves().await;
+        assert_eq!(node.sockets(), [FIRST, SECOND]);
+    }
 }
 
 #[tokio::test]
