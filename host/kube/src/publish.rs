@@ -4,6 +4,7 @@
 //! count on them stay, and a process that replaces this one would find the node without.
 
 use std::pin::pin;
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use kube::ResourceExt as _;
@@ -16,6 +17,9 @@ use tokio::time::Instant;
 use crate::objects::{AGAIN, Change, Cluster, Failed, MBPS, Node, UPLINKS};
 use crate::said::Said;
 use crate::sysfs::bits;
+
+/// The longest pause between two changes that the API server refuses.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// What a node's object is to say; `None` if that is not known, or another process's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -63,34 +67,47 @@ impl Wanted {
 pub(crate) async fn keep(cluster: &Cluster, name: &str, mut wanted: watch::Receiver<Wanted>) {
     let of_node = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let mut events = pin!(watcher(cluster.nodes(), of_node).default_backoff());
-    let mut said = Said::default();
+    let (mut watch_said, mut patch_said) = (Said::default(), Said::default());
     let mut node = None;
-    let mut next = Instant::now();
+    let (mut next, mut pause) = (Instant::now(), AGAIN);
     loop {
         let change = node.as_ref().and_then(|node| wanted.borrow().lacking(node));
         tokio::select! {
             biased;
-            Some(event) = events.next() => match event {
-                Ok(Event::Apply(it) | Event::InitApply(it)) => node = Some(it),
-                Ok(Event::Delete(_)) => node = None,
-                Ok(Event::Init | Event::InitDone) => {}
-                Err(error) => said.warn(format!("the watch of {name} was interrupted: {error}")),
-            },
+            Some(event) = events.next() => {
+                match event {
+                    Ok(event) => {
+                        watch_said = Said::default();
+                        match event {
+                            Event::Apply(it) | Event::InitApply(it) => node = Some(it),
+                            Event::Delete(_) => node = None,
+                            Event::Init | Event::InitDone => {}
+                        }
+                    }
+                    Err(error) => {
+                        watch_said.warn(format!("the watch of {name} was interrupted: {error}"));
+                    }
+                }
+            }
             Ok(()) = wanted.changed() => {}
             // Another process may undo it at once, and the watch has older states to show.
             () = tokio::time::sleep_until(next), if change.is_some() => {
                 let Some(change) = change else { continue };
+                let mut wait = AGAIN;
                 match cluster.change_node(name, &change).await {
                     Ok(changed) => {
                         tracing::info!("node {name} says {change}");
                         node = Some(changed);
+                        (patch_said, pause) = (Said::default(), AGAIN);
                     }
-                    Err(Failed::Gone) => node = None,
+                    Err(Failed::Gone) => (node, pause) = (None, AGAIN),
                     Err(failed) => {
-                        said.warn(format!("node {name} does not say {change}: {failed}"));
+                        patch_said.warn(format!("node {name} does not say {change}: {failed}"));
+                        wait = pause;
+                        pause = (pause * 2).min(PAUSE_MAX);
                     }
                 }
-                next = Instant::now() + AGAIN;
+                next = Instant::now() + wait;
             }
             else => return,
         }

@@ -1,6 +1,6 @@
 //! The extended resource of the node.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hyper::StatusCode;
 use rocinante_kube::{MBPS, UPLINKS};
@@ -81,6 +81,18 @@ async fn the_mbps_come_when_the_api_is_there_again() {
     until("it is asked", async || agent.asked().1 > 40).await;
     node.api.away(false);
     node.has_mbps(Some("20k")).await;
+}
+
+#[tokio::test]
+async fn a_refused_change_is_tried_again_with_pauses() {
+    let node = Node::new().await;
+    node.api.fail_nodes([StatusCode::FORBIDDEN; 4]);
+    let begun = Instant::now();
+    let (_agent, _driver) = (node.agent(&[10]), node.driver());
+    node.has_mbps(Some("10k")).await;
+    let pauses = Duration::from_secs(1 + 2 + 4 + 8);
+    assert!(begun.elapsed() >= pauses, "{:?}", begun.elapsed());
+    assert_eq!(node.patches(), 5);
 }
 
 #[tokio::test]
