@@ -25,15 +25,15 @@ const STATUS: &str = r#"{"version":1,"command":"status"}"#;
 const BYTES_MAX: usize = 16 << 10;
 /// The longest that an agent may take for a line. One that takes longer serves no container either.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How old the uplinks may be, in times of the health's period: an operator changes them seldom.
-const UPLINKS_AGE: u32 = 15;
+/// How old the uplinks may be, in times of the health's period, and at most: an operator changes
+/// them seldom.
+const UPLINKS_AGE: (u32, Duration) = (15, Duration::from_secs(30));
 
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Reply {
     Agent(Status),
-    #[serde(untagged)]
-    Other(serde::de::IgnoredAny),
+    Refused(serde::de::IgnoredAny),
 }
 
 #[derive(Deserialize)]
@@ -60,17 +60,18 @@ pub(crate) async fn follow(
 ) {
     let mut said = Said::default();
     let mut read = None::<Instant>;
+    let age = (period * UPLINKS_AGE.0).min(UPLINKS_AGE.1);
     loop {
         let was_there = *healthy.borrow();
-        let is_due = read.is_none_or(|at| at.elapsed() >= period * UPLINKS_AGE);
-        let question = if is_due || !was_there { STATUS } else { ARE_YOU_THERE };
-        let answer = asked(&socket, question).await;
+        let is_due = read.is_none_or(|at| at.elapsed() >= age);
+        let is_status = is_due || !was_there;
+        let answer = asked(&socket, if is_status { STATUS } else { ARE_YOU_THERE }).await;
+        if is_status && answer.is_ok() {
+            read = Some(Instant::now());
+        }
         match &answer {
-            Ok(Reply::Agent(status)) => {
-                read = Some(Instant::now());
-                mbps(reservable(status));
-            }
-            Ok(Reply::Other(_)) => {}
+            Ok(Reply::Agent(status)) => mbps(reservable(status)),
+            Ok(Reply::Refused(_)) => {}
             Err(error) => said.warn(format!("no agent at {}: {error}", socket.display())),
         }
         let is_there = answer.is_ok();
@@ -132,8 +133,10 @@ mod tests {
             let Ok(Reply::Agent(status)) = serde_json::from_str(text) else { panic!("{text}") };
             assert_eq!(reservable(&status), sum, "{text}");
         }
-        for text in [r#"{"refused":{"reason":"no container is called \"\""}}"#, r#"{"done":{}}"#] {
-            assert!(matches!(serde_json::from_str(text), Ok(Reply::Other(_))), "{text}");
+        let text = r#"{"refused":{"reason":"no container is called \"\""}}"#;
+        assert!(matches!(serde_json::from_str(text), Ok(Reply::Refused(_))));
+        for text in [r#"{"done":{}}"#, r#"{"container":{}}"#, "{}", "[]", "7", "\"agent\""] {
+            assert!(serde_json::from_str::<Reply>(text).is_err(), "{text}");
         }
     }
 }

@@ -43,7 +43,7 @@ struct Vf {
     trust: &'static str,
     link_state: &'static str,
     min_tx_rate: u64,
-    /// 0 is no limit.
+    /// Rounded up: 0 is no limit.
     max_tx_rate: u64,
     vgt_plus: &'static str,
     rate_group: u32,
@@ -88,8 +88,24 @@ fn vf(at: usize, placed: &Placed) -> Vf {
         link_state: "Follow",
         vgt_plus: "OFF",
         min_tx_rate: placed.min.egress.div_ceil(MEGA),
-        max_tx_rate: placed.max.map_or(0, |max| max / MEGA),
+        max_tx_rate: placed.max.map_or(0, |max| max.div_ceil(MEGA)),
         allocated: true,
         ..Vf::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rocinante_placement::Rates;
+
+    use super::*;
+
+    #[test]
+    fn a_limit_is_never_written_as_none() {
+        for (max, says) in [(None, 0), (Some(1), 1), (Some(MEGA), 1), (Some(MEGA + 1), 2)] {
+            let min = Rates { egress: 0, ingress: 0 };
+            let placed = Placed { uplink: "a".into(), min, max };
+            assert_eq!(vf(0, &placed).max_tx_rate, says, "{max:?}");
+        }
     }
 }
