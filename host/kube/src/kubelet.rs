@@ -5,12 +5,16 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::server::conn::http2;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tonic::transport::Endpoint;
@@ -35,6 +39,8 @@ const CLIENTS_MAX: usize = 64;
 /// How long a kubelet takes to connect to a plugin at most: before it answers the registration, or
 /// after it (until 1.24).
 const CONNECT_MAX: Duration = Duration::from_secs(10);
+/// How long a connection may last without a request. A kubelet asks at once.
+const IDLE_MAX: Duration = Duration::from_secs(10);
 /// The longest that a registration may take.
 const REGISTER_MAX: Duration = Duration::from_secs(15);
 /// The longest pause between two registrations that lead to nothing.
@@ -154,13 +160,7 @@ async fn served(listener: UnixListener, plugin: Plugin) {
         tokio::select! {
             accepted = listener.accept(), if connections.len() < CLIENTS_MAX => match accepted {
                 Ok((stream, _)) => {
-                    let server = http2::Builder::new(TokioExecutor::new());
-                    let served = server.serve_connection(TokioIo::new(stream), service.clone());
-                    connections.spawn(async move {
-                        if let Err(error) = served.await {
-                            tracing::debug!("a connection ended: {error}");
-                        }
-                    });
+                    connections.spawn(answered(stream, service.clone()));
                 }
                 Err(error) => {
                     tracing::error!("no connection is accepted: {error}");
@@ -169,6 +169,30 @@ async fn served(listener: UnixListener, plugin: Plugin) {
             },
             Some(_) = connections.join_next() => {}
         }
+    }
+}
+
+/// Serves a connection to its end.
+async fn answered(stream: UnixStream, service: TowerToHyperService<DevicePluginServer<Plugin>>) {
+    let asked = Arc::new(Notify::new());
+    let answer = {
+        let asked = Arc::clone(&asked);
+        service_fn(move |request| {
+            asked.notify_one();
+            service.call(request)
+        })
+    };
+    let server = http2::Builder::new(TokioExecutor::new());
+    let mut served = pin!(server.serve_connection(TokioIo::new(stream), answer));
+    let ended = tokio::select! {
+        ended = &mut served => ended,
+        first = tokio::time::timeout(IDLE_MAX, asked.notified()) => match first {
+            Ok(()) => served.await,
+            Err(_) => return,
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!("a connection ended: {error}");
     }
 }
 
@@ -183,11 +207,12 @@ async fn served(listener: UnixListener, plugin: Plugin) {
 pub(crate) async fn follow(root: &Path, plugin: &Plugin, period: Duration) {
     let folder = root.join(FOLDER);
     let kubelet = folder.join(KUBELET);
-    let mut said = Said::default();
+    let (mut said, mut cdi_said) = (Said::default(), Said::default());
     let mut socket = None::<Socket>;
     let mut from = 0;
     let (mut again, mut pause) = (Instant::now(), period);
     loop {
+        plugin.say_cdi(&mut cdi_said);
         if let Some(it) = &mut socket {
             let is_there = it.is_there();
             if !is_there || it.is_left_alone().await {

@@ -60,7 +60,7 @@ enum Command {
         kubelet: PathBuf,
         /// The folder of files of CDI. Containers get the device of the agent's file,
         /// rocinante.json, if it is there.
-        #[arg(long, value_name = "PATH", default_value = "/var/run/cdi")]
+        #[arg(long, value_name = "PATH", default_value = "/etc/cdi")]
         cdi: PathBuf,
         /// How many containers may use the agent at a time.
         #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]

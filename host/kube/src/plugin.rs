@@ -17,6 +17,7 @@ use self::api::{
     AllocateRequest, AllocateResponse, CdiDevice, ContainerAllocateResponse, Device,
     DevicePluginOptions, Empty, ListAndWatchResponse, Mount,
 };
+use crate::said::Said;
 
 /// The kubelet's API. Tests have the other halves of it.
 #[allow(dead_code, missing_docs, unreachable_pub, clippy::all)]
@@ -90,6 +91,13 @@ impl Plugin {
         let text = std::fs::read(self.cdi.join(CDI_FILE)).unwrap_or_default();
         let file = serde_json::from_slice::<CdiFile>(&text);
         file.is_ok_and(|it| it.kind == HCA && it.devices.iter().any(|it| it.name == CDI_DEVICE))
+    }
+
+    /// Says whether containers get the device of CDI.
+    pub(crate) fn say_cdi(&self, said: &mut Said) {
+        let gets = if self.has_cdi() { "get" } else { "do not get" };
+        let file = self.cdi.join(CDI_FILE);
+        said.info(format!("containers {gets} {HCA}={CDI_DEVICE} of {}", file.display()));
     }
 
     fn is_device(&self, id: &str) -> bool {

@@ -313,6 +313,9 @@ async fn garbage_at_the_socket_harms_no_other() {
         idle.push(UnixStream::connect(&path).await.unwrap());
     }
     node.kubelet.allocate(1).await.unwrap();
+    // One that connects has to wait until the plugin has ended them.
+    node.kubelet.disconnect();
+    node.serves().await;
     drop(idle);
     node.kubelet.start();
     node.has_healthy(ALL).await;
