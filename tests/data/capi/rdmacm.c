@@ -106,6 +106,22 @@ static void queue_pair(struct rdma_cm_id *of)
 	CHECK(!try_queue_pair(of));
 }
 
+// The id of the next request, which is acknowledged.
+static struct rdma_cm_id *request(struct rdma_event_channel *on)
+{
+	struct rdma_cm_event *asked = event(on, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *child = asked->id;
+	CHECK(!rdma_ack_cm_event(asked));
+	return child;
+}
+
+static void serve(struct rdma_cm_id *child)
+{
+	queue_pair(child);
+	struct rdma_conn_param answer = { .rnr_retry_count = 7 };
+	CHECK(!rdma_accept(child, &answer));
+}
+
 // An id that has found the way to the port.
 static struct rdma_cm_id *routed_alone(struct rdma_event_channel *on, enum rdma_port_space space,
 				       int port)
@@ -621,13 +637,9 @@ static void options_reach_the_queue_pair(void)
 	CHECK(client->route.num_paths == 1 && client->route.path_rec->traffic_class == tos);
 	queue_pair(client);
 	ask(client, "");
-	struct rdma_cm_event *asked = event(there, RDMA_CM_EVENT_CONNECT_REQUEST);
-	struct rdma_cm_id *child = asked->id;
-	CHECK(!rdma_ack_cm_event(asked));
+	struct rdma_cm_id *child = request(there);
 	CHECK(child->route.num_paths == 1 && child->route.path_rec->traffic_class == tos);
-	queue_pair(child);
-	struct rdma_conn_param answer = { .rnr_retry_count = 7 };
-	CHECK(!rdma_accept(child, &answer));
+	serve(child);
 	CHECK(status_of(here, RDMA_CM_EVENT_ESTABLISHED) == 0);
 	// The RTU comes by itself, and to say so beside it harms nothing.
 	CHECK(status_of(there, RDMA_CM_EVENT_ESTABLISHED) == 0);
@@ -675,12 +687,8 @@ static void an_answer_has_the_kernels_time(void)
 		CHECK(client->route.path_rec->packet_life_time == its[2] - 1);
 		queue_pair(client);
 		ask(client, "");
-		struct rdma_cm_event *asked = event(there, RDMA_CM_EVENT_CONNECT_REQUEST);
-		struct rdma_cm_id *child = asked->id;
-		CHECK(!rdma_ack_cm_event(asked));
-		queue_pair(child);
-		struct rdma_conn_param answer = { .rnr_retry_count = 7 };
-		CHECK(!rdma_accept(child, &answer));
+		struct rdma_cm_id *child = request(there);
+		serve(child);
 		CHECK(status_of(here, RDMA_CM_EVENT_ESTABLISHED) == 0);
 		CHECK(timeout_of(client) == its[1] && timeout_of(child) == its[2]);
 		gone(client);
@@ -813,9 +821,7 @@ static void a_child_begins_anew(void)
 	}
 	int status;
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
-	struct rdma_cm_event *asked = event(there, RDMA_CM_EVENT_CONNECT_REQUEST);
-	struct rdma_cm_id *other = asked->id;
-	CHECK(!rdma_ack_cm_event(asked));
+	struct rdma_cm_id *other = request(there);
 	gone(other);
 	CHECK(status_of(here, RDMA_CM_EVENT_REJECTED) == 28);
 	gone(client);
@@ -946,12 +952,8 @@ static void watch(void)
 	struct rdma_event_channel *there = channel();
 	struct rdma_cm_id *server = listener(there, RDMA_PS_TCP, 5010, 1);
 	fprintf(stderr, "listens\n");
-	struct rdma_cm_event *asked = event(there, RDMA_CM_EVENT_CONNECT_REQUEST);
-	struct rdma_cm_id *child = asked->id;
-	CHECK(!rdma_ack_cm_event(asked));
-	queue_pair(child);
-	struct rdma_conn_param answer = { .rnr_retry_count = 7 };
-	CHECK(!rdma_accept(child, &answer));
+	struct rdma_cm_id *child = request(there);
+	serve(child);
 	CHECK(status_of(there, RDMA_CM_EVENT_ESTABLISHED) == 0);
 	CHECK(is_readable(there, 3000));
 	CHECK(status_of(there, RDMA_CM_EVENT_DISCONNECTED) == 0);

@@ -343,7 +343,7 @@ fn a_buffer_that_panics_when_it_is_freed_stops_no_device() {
         let is_written = written.clone();
         let bad = [(); 2].map(|()| qp.write(Bad(allocate()), theirs));
         let good = qp.write(allocate(), theirs);
-        // While they are in flight: this thread would free what is complete.
+        // While they are in flight: this thread would free those that are complete.
         drop(bad);
         let driver = std::thread::spawn(move || {
             while !is_written.load(Ordering::SeqCst) {
