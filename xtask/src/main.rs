@@ -79,6 +79,8 @@ cargo xtask COMMAND
   dropin --kills [--json] [BACKEND]
                        20 rounds of 32 pairs of ibv_rc_pingpong on one pair of addresses, a third of them killed, on udp or BACKEND
   containers           containers of podman, Docker and containerd by the files of examples/containers (as root)
+  kubernetes --bin DIR [--seeds N] [SCENARIO...]
+                       scenarios with real Kubernetes, whose programs lie in DIR or on the PATH (as root); --help says more
   soak [--hogs N] [SECONDS [BACKEND]]
                        every operation compared byte for byte while packets are lost, the network changes and peers are killed: for ten
                        minutes, or so long, on each backend, or on udp, packet or afxdp (as root, with network namespaces);
@@ -118,6 +120,7 @@ fn main() -> ExitCode {
         Some((&"interop", rest)) => interop::run(rest, &from),
         Some((&"dropin", rest)) => dropin::run(rest),
         Some((&"containers", [])) => containers(),
+        Some((&"kubernetes", rest)) => kubernetes(rest, &from),
         Some((&"soak", rest)) => soak::run(rest),
         Some((&"miri", [])) => memory::miri(),
         Some((&"sanitize", [which])) => memory::sanitize(which),
@@ -149,6 +152,17 @@ fn containers() -> Result<(), String> {
     setup::packages(&[setup::TESTS, setup::CONTAINERS].concat());
     let mut test = cargo("test -p rocinante-tests --test cli -- engines:: --nocapture");
     skips::none(test.args(["--test-threads", "1"]))
+}
+
+/// `cargo xtask kubernetes ARGS`. Folders among `args` are relative to the directory `from`.
+fn kubernetes(args: &[&str], from: &Path) -> Result<(), String> {
+    setup::packages(&[setup::TESTS, setup::CONTAINERS, &["etcd-server"]].concat());
+    command::run(&mut cargo("build -q -p rocinante-agent -p rocinante-cni -p rocinante-cli"))?;
+    let args = args.iter().map(|arg| match from.join(arg) {
+        folder if folder.is_dir() => folder.into(),
+        _ => std::ffi::OsString::from(arg),
+    });
+    command::run(cargo("test --quiet -p rocinante-kube --test cluster --").args(args))
 }
 
 /// `cargo xtask bench ARGS`, in the directory `from`.

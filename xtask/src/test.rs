@@ -55,10 +55,13 @@ const STEPS: &[(&str, When)] = &[
     ("format", When::First(format)),
     ("unsafe files", When::First(|| check(unsafe_files::check()))),
     ("prose", When::First(|| check(prose::check()))),
-    ("clippy", When::First(clippy)),
+    ("clippy", When::First(|| does("clippy --quiet --workspace --all-targets -- -D warnings"))),
     ("features", When::First(features)),
     ("documentation", When::First(documentation)),
-    ("stack for wasm32", When::First(wasm)),
+    (
+        "stack for wasm32",
+        When::First(|| does("build -q -p rocinante-stack --target=wasm32-unknown-unknown")),
+    ),
     ("tests", When::Tests),
     ("miri", When::Beside(|| Outcome::of_check(memory::check()))),
     ("fuzz targets", When::Beside(|| Outcome::of_check(fuzz::check()))),
@@ -324,8 +327,8 @@ fn format() -> Outcome {
     }))
 }
 
-fn clippy() -> Outcome {
-    check(command::run(&mut cargo("clippy --quiet --workspace --all-targets -- -D warnings")))
+fn does(words_of_cargo: &str) -> Outcome {
+    check(command::run(&mut cargo(words_of_cargo)))
 }
 
 /// The library with none of its features, and with all. Its counters and
@@ -348,11 +351,6 @@ fn features() -> Outcome {
 fn documentation() -> Outcome {
     let mut doc = cargo("doc --quiet --workspace --no-deps --all-features");
     check(command::run(doc.env("RUSTDOCFLAGS", "-D warnings")))
-}
-
-fn wasm() -> Outcome {
-    let wasm = "build --quiet -p rocinante-stack --target=wasm32-unknown-unknown";
-    check(command::run(&mut cargo(wasm)))
 }
 
 #[cfg(test)]

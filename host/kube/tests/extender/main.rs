@@ -1,6 +1,7 @@
 //! The extender and the node's part, beside an API server of the tests' own.
 
 mod api;
+mod audit;
 mod binds;
 mod node;
 mod process;

@@ -11,8 +11,9 @@ use rocinante_placement::{STEPS, Uplink, demand, place, placed, to_json, uplinks
 use serde_json::{Value, json};
 
 use crate::api::{Api, Fault};
+use crate::audit::Audit;
 use crate::process::Process;
-use crate::scheduler::{Audit, Cache, schedule};
+use crate::scheduler::{Cache, schedule};
 use crate::{Extender, answered, get, until};
 
 const PODS: usize = 300;
@@ -184,7 +185,8 @@ async fn storm(api: &Api, binder: &Binder, seed: u64) -> (Audit, Arc<Tries>) {
     }
     is_over.store(true, Ordering::Release);
     lives.await.unwrap();
-    let audit = Audit::of(&api.log());
+    let log = api.log();
+    let audit = Audit::of(log.iter().map(|it| (it.before.as_ref(), it.after.as_ref())));
     let counts = (tries.all.load(Ordering::Relaxed), tries.refused.load(Ordering::Relaxed));
     println!("{audit:?}, tries and refused {counts:?}");
     (audit, tries)
