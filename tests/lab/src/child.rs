@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 /// Names the environment variable that tells a child which process started it.
 const PARENT_VARIABLE: &str = "ROCINANTE_PARENT_PID";
 
+/// Bytes of each output of a child that are kept.
+const OUTPUT_MAX: u64 = 16 << 20;
+
 /// Children that are not reaped yet. Their process ids are still valid.
 static CHILDREN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
@@ -89,7 +92,8 @@ impl ChildGuard {
         LabError::Timeout { command: self.command.clone(), seconds: limit.as_secs_f64() }
     }
 
-    /// Waits until the child ends. Collects the output that it wrote to pipes. Error: the child did
+    /// Waits until the child ends. Collects the output that it wrote to pipes, up to 16 MiB of each.
+    /// Error: the child did
     /// not end within `limit`, and is killed; or another process has its pipes.
     pub fn wait_with_output(mut self, limit: Duration) -> Result<Output> {
         let deadline = Instant::now() + limit;
@@ -216,10 +220,12 @@ fn on_its_own<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> R
     receiver
 }
 
+/// All that comes, of which the first [`OUTPUT_MAX`] bytes are kept.
 fn drain(mut pipe: impl Read) -> Vec<u8> {
-    let mut all = Vec::new();
-    let _ = pipe.read_to_end(&mut all);
-    all
+    let mut kept = Vec::new();
+    let _ = pipe.by_ref().take(OUTPUT_MAX).read_to_end(&mut kept);
+    let _ = io::copy(&mut pipe, &mut io::sink());
+    kept
 }
 
 #[cfg(test)]
@@ -227,6 +233,17 @@ mod tests {
     use super::*;
     use std::os::unix::process::CommandExt as _;
     use std::process::Stdio;
+
+    #[test]
+    fn of_output_without_end_the_beginning_is_kept() {
+        let mut command = Command::new("head");
+        let bytes = (OUTPUT_MAX + 1).to_string();
+        let child = command.args(["-c", &bytes, "/dev/zero"]).stdout(Stdio::piped());
+        let output = ChildGuard::spawn(child).unwrap().wait_with_output(Duration::from_secs(60));
+        let output = output.unwrap();
+        assert!(output.status.success());
+        assert_eq!(output.stdout.len() as u64, OUTPUT_MAX);
+    }
 
     fn sleeper() -> ChildGuard {
         ChildGuard::spawn(Command::new("sleep").arg("60").stdin(Stdio::null())).unwrap()
