@@ -125,7 +125,12 @@ impl Bounds {
             Backend::Xdp => Handed::Afxdp,
             _ => return false,
         };
-        self.backends.as_ref().is_none_or(|all| all.contains(&handed))
+        self.hands(handed)
+    }
+
+    /// Likewise.
+    pub(crate) fn hands(&self, backend: Handed) -> bool {
+        self.backends.as_ref().is_none_or(|all| all.contains(&backend))
     }
 }
 

@@ -4,6 +4,7 @@
 //! [`Containers::find`] and [`Containers::attach`] are the one way to become known. The rules in
 //! force are in the kernel; this module keeps the state that maintains them.
 
+mod claims;
 mod classes;
 mod hear;
 mod introduce;
@@ -27,6 +28,7 @@ use tracing::Level;
 
 use crate::asker::Namespace;
 use crate::called::Called;
+use crate::claims::Claims;
 use crate::class::Bounds;
 use crate::config::{Config, OtherWaysOut, SelfAdministered};
 use crate::control::About;
@@ -147,6 +149,7 @@ struct Inner {
     namespaces: Namespaces,
     /// By the index of the host's end.
     containers: BTreeMap<u32, Container>,
+    claims: Claims,
     /// The resources of ports that are being made, by the index of the host's end.
     reserved: BTreeMap<u32, Taken>,
     next_port: u64,
@@ -185,6 +188,7 @@ impl Containers {
         let inner = Inner {
             namespaces,
             containers: BTreeMap::new(),
+            claims: Claims::default(),
             reserved: BTreeMap::new(),
             next_port: 0,
             cut_off: BTreeMap::new(),
@@ -355,7 +359,8 @@ impl Containers {
             called: container.called.clone(),
             ports: container.ports.values().map(KnownPort::from).collect(),
         };
-        if let Err(error) = self.state.write(inner.containers.iter().map(known).collect()) {
+        let claims = inner.claims.0.values().cloned().collect();
+        if let Err(error) = self.state.write(inner.containers.iter().map(known).collect(), claims) {
             // The rules in force stay; only a restarted agent would miss them.
             let mut unwritten = self.unwritten.lock().unwrap_or_else(PoisonError::into_inner);
             if unwritten.permits(Instant::now()) {
@@ -385,10 +390,13 @@ impl Inner {
         let is_same = |of: u64| of == namespace || of == 0 && !follows;
         let known = known.filter(|c| c.peer == peer && is_same(c.namespace));
         let before = known.and_then(|known| known.introduced.as_ref());
-        let introduced = match about {
+        let mut introduced = match about {
             Some(about) => Some(about.introduced(&now, before)),
             None => before.cloned(),
         };
+        if let Some(it) = &mut introduced {
+            it.claimed = self.claims.claimed(it.pod.as_deref());
+        }
         let called = called.or(known.and_then(|known| known.called.as_ref())).cloned();
         let given = introduced.as_ref().map(|it| narrowed(&it.given.clone().into(), &now));
         let fixed = match known {

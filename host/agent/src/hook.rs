@@ -52,7 +52,7 @@ pub(crate) fn about(state: impl Read) -> Result<About, AgentError> {
     }
     let namespace = format!("/proc/{}/ns/net", state.pid).into();
     let (interface, id) = (None, state.id);
-    Ok(About { namespace, interface, id, engine, class, rates: None, mtu: None })
+    Ok(About { namespace, interface, id, engine, class, pod: None, rates: None, mtu: None })
 }
 
 #[cfg(test)]

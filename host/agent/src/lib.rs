@@ -13,6 +13,7 @@ mod asker;
 mod called;
 mod caller;
 mod captures;
+mod claims;
 mod class;
 mod closers;
 mod config;

@@ -32,9 +32,9 @@ pub(crate) fn release(
     let host_ends = Ends::new().map_err(failed)?;
     let file = StateFile::open(&config.state, own.network().inode())
         .map_err(|e| AgentError::os(config.state.display(), &e, hint))?;
-    let mut known = match file.read() {
-        Ok(state) => state.containers,
-        Err(_) if force => Vec::new(),
+    let (mut known, claims) = match file.read() {
+        Ok(state) => (state.containers, state.claims),
+        Err(_) if force => Default::default(),
         Err(why) => {
             let what = format!("the state does not say which ports are open: {why}");
             return Err(AgentError::new(what, "--force does not ask for it"));
@@ -72,7 +72,8 @@ pub(crate) fn release(
         }
     }
     if name.is_some() || !are_all_gone {
-        return file.write(known).map_err(|e| AgentError::os(config.state.display(), &e, hint));
+        let written = file.write(known, claims);
+        return written.map_err(|e| AgentError::os(config.state.display(), &e, hint));
     }
     // Of containers that have gone since the agent ended, and of all.
     for link in Namespaces::open().and_then(|mut it| it.links(None)).map_err(failed)? {

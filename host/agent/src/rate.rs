@@ -31,6 +31,16 @@ impl Rate {
         Self(self.0.saturating_sub(taken)).max(Self::LEAST)
     }
 
+    /// The sum of all, if there are any.
+    pub(crate) fn sum(all: impl IntoIterator<Item = Self>) -> Option<Self> {
+        all.into_iter().reduce(|sum, rate| Self(sum.0.saturating_add(rate.0)))
+    }
+
+    /// An equal part of it, or the least.
+    pub(crate) fn among(self, parts: u64) -> Self {
+        Self(self.0 / parts.max(1)).max(Self::LEAST)
+    }
+
     /// A rate of this number of bits in a second. Error: it is less than a megabit, or more than a
     /// terabit.
     pub fn of_bits(bits: u64) -> Result<Self, String> {

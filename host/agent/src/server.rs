@@ -474,6 +474,9 @@ impl Agent {
         let name = command.name.as_deref();
         match command.command {
             Verb::Status => {}
+            Verb::Claim | Verb::Unclaim | Verb::Claims => {
+                return self.containers.claims(command, each);
+            }
             Verb::Release => return self.containers.release(name, command.force, each),
             Verb::Introduce | Verb::Check => {
                 let name = match &command.about {

@@ -16,6 +16,7 @@ use rocinante_netdev::handed::Ring;
 use serde::{Deserialize, Serialize};
 
 use crate::called::Called;
+use crate::claims::{Claim, Claimed};
 use crate::host::Rates;
 
 const VERSION: u32 = 1;
@@ -31,6 +32,9 @@ pub(crate) struct State {
     /// The agent's network namespace.
     namespace: u64,
     pub(crate) containers: Vec<Known>,
+    /// The claims of pods.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) claims: Vec<Claim>,
 }
 
 /// A container.
@@ -71,6 +75,11 @@ pub(crate) struct Introduced {
     /// Rates of its own, beside those of its class.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rates: Option<Rates>,
+    /// The UID of its pod, and what the pod's claims say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) pod: Option<String>,
+    #[serde(default, skip_serializing_if = "Claimed::is_none")]
+    pub(crate) claimed: Claimed,
     /// The addresses that the engine gave it.
     pub(crate) given: Fixed,
 }
@@ -156,9 +165,9 @@ impl StateFile {
         Ok(state)
     }
 
-    /// Writes these containers. Error: no room, or no right: the old file stays.
-    pub(crate) fn write(&self, containers: Vec<Known>) -> io::Result<()> {
-        let state = State { containers, ..self.empty() };
+    /// Writes these containers and claims. Error: no room, or no right: the old file stays.
+    pub(crate) fn write(&self, containers: Vec<Known>, claims: Vec<Claim>) -> io::Result<()> {
+        let state = State { containers, claims, ..self.empty() };
         let text = serde_json::to_vec(&state).map_err(io::Error::other)?;
         replace(&self.path, &text)
     }
@@ -169,6 +178,7 @@ impl StateFile {
             boot: self.boot.clone(),
             namespace: self.namespace,
             containers: Vec::new(),
+            claims: Vec::new(),
         }
     }
 }
@@ -208,7 +218,14 @@ mod tests {
         let class = Some("gold".into());
         let egress = "5mbit".parse().ok();
         let rates = Rates { egress, egress_burst_bits: Some(8), ..Rates::default() };
-        let introduced = Introduced { called: called.clone(), class, rates: Some(rates), given };
+        let introduced = Introduced {
+            called: called.clone(),
+            class,
+            rates: Some(rates),
+            pod: Some("0f1e".into()),
+            claimed: Claimed { class: Some("gold".into()), ..Claimed::default() },
+            given,
+        };
         Known {
             host_end,
             interface: 2,
@@ -227,7 +244,7 @@ mod tests {
         let file = StateFile::open(&path, 7).expect("opened");
         assert_eq!(file.read().expect("there is none").containers, []);
         for containers in [vec![known(3), known(4)], vec![], vec![known(5)]] {
-            file.write(containers.clone()).expect("written");
+            file.write(containers.clone(), Vec::new()).expect("written");
             assert_eq!(file.read().expect("read").containers, containers);
         }
         let text = fs::read(&path).expect("the file");
@@ -237,7 +254,7 @@ mod tests {
         }
         // A file that an agent left when it was killed while writing.
         fs::write(path.with_extension("new"), "{").expect("written");
-        file.write(vec![known(6)]).expect("written");
+        file.write(vec![known(6)], Vec::new()).expect("written");
         assert_eq!(file.read().expect("read").containers, [known(6)]);
         fs::remove_dir_all(&dir).expect("removed");
     }
@@ -275,7 +292,7 @@ mod tests {
         let dir = directory("others");
         let path = dir.join("state.json");
         let file = StateFile::open(&path, 7).expect("opened");
-        file.write(vec![known(3)]).expect("written");
+        file.write(vec![known(3)], Vec::new()).expect("written");
         let text = fs::read_to_string(&path).expect("the file");
         for (from, to) in [
             ("\"version\":1", "\"version\":2"),

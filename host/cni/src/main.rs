@@ -124,6 +124,11 @@ fn with_mtu(mut result: CNIResult, args: &Args, host_end: &str, mtu: u32) -> CNI
     result
 }
 
+/// The UID of the pod, as containerd and CRI-O have it in `CNI_ARGS`.
+fn pod(args: &str) -> Option<&str> {
+    args.split(';').find_map(|pair| pair.strip_prefix("K8S_POD_UID=")).filter(|it| !it.is_empty())
+}
+
 /// The container of an operation, for the agent.
 fn about(args: &Args, options: &Options) -> Result<About, Error> {
     let missing = |name: &str| Error::InvalidEnvValue(format!("{name} is missing"));
@@ -132,6 +137,7 @@ fn about(args: &Args, options: &Options) -> Result<About, Error> {
         interface: Some(args.ifname().ok_or_else(|| missing("CNI_IFNAME"))?.to_string()),
         id: args.container_id().ok_or_else(|| missing("CNI_CONTAINERID"))?.to_string(),
         engine: "cni".to_owned(),
+        pod: args.args().and_then(pod).map(str::to_owned),
         class: options.class.clone(),
         rates: options.rates,
         mtu: options.mtu,

@@ -127,6 +127,25 @@ fn a_class_is_handed_on() {
     assert_eq!(agent.join().expect("an agent")["about"]["class"], "gold");
 }
 
+/// As containerd and CRI-O name it.
+#[test]
+fn the_pod_is_handed_on() {
+    let place = Place::new();
+    let config = place.config("1.1.0").to_string();
+    let before = "IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b";
+    for (args, pod) in [
+        (format!("{before};K8S_POD_UID=0f1e-2d"), json!("0f1e-2d")),
+        (format!("{before};K8S_POD_UID="), Value::Null),
+        (before.to_owned(), Value::Null),
+        ("XK8S_POD_UID=7;;=;K".to_owned(), Value::Null),
+    ] {
+        let agent = place.agent(KNOWN);
+        let variables: Vec<_> = ALL.into_iter().chain([("CNI_ARGS", &*args)]).collect();
+        assert!(call("ADD", &variables, &config).0);
+        assert_eq!(agent.join().expect("an agent")["about"]["pod"], pod, "{args}");
+    }
+}
+
 /// Keys as the specification's conventions have them, and as containerd writes them.
 #[test]
 fn rates_are_handed_on() {

@@ -1,6 +1,7 @@
 //! What the agent of the node says at its control socket, which `docs/agent.md` describes.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,6 +11,8 @@ use rustix::net::{
     send, socket_with,
 };
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
@@ -36,27 +39,62 @@ enum Reply {
     Refused(serde::de::IgnoredAny),
 }
 
-#[derive(Deserialize)]
-struct Status {
-    #[serde(default)]
-    uplinks: Vec<Uplink>,
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Status {
+    pub(crate) version: String,
+    pub(crate) uplinks: Vec<Uplink>,
 }
 
-#[derive(Deserialize)]
-struct Uplink {
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Uplink {
+    pub(crate) interface: String,
     /// Bits per second.
-    rate: u64,
+    pub(crate) rate: u64,
     /// Why it is not shared: then nothing of it can be reserved.
-    fault: Option<String>,
+    pub(crate) fault: Option<String>,
 }
 
-/// Asks every `period`, for ever: whether the agent answers, and the Mb/s of its uplinks, which
-/// stay as they were while it does not.
+/// A reply to a command about claims.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Answer {
+    Claimed(Claimed),
+    Refused { reason: String },
+    Done {},
+}
+
+/// A claim that the agent has, and a container of its pods if it knows one.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(crate) struct Claimed {
+    pub(crate) uid: String,
+    pub(crate) mac: Option<String>,
+    #[serde(default)]
+    pub(crate) addresses: Vec<IpAddr>,
+}
+
+/// Has the agent do a command about claims. Error: it did not, in words for a pod's events.
+pub(crate) async fn commanded(socket: &Path, command: &Value) -> Result<Vec<Claimed>, String> {
+    let away = |error| format!("no agent at {}: {error}", socket.display());
+    let connection = sent(socket, &command.to_string()).map_err(away)?;
+    let mut claims = Vec::new();
+    loop {
+        match received(&connection).await.map_err(away)? {
+            Answer::Claimed(claim) => claims.push(claim),
+            Answer::Refused { reason } => return Err(format!("the agent refuses: {reason}")),
+            Answer::Done {} => return Ok(claims),
+        }
+    }
+}
+
+/// Asks every `period`, for ever: whether the agent answers, and its uplinks, which stay as they
+/// were while it does not.
 pub(crate) async fn follow(
     socket: PathBuf,
     period: Duration,
     healthy: &watch::Sender<bool>,
-    mbps: impl Fn(u64),
+    has: impl Fn(&Status),
 ) {
     let mut said = Said::default();
     let mut read = None::<Instant>;
@@ -70,7 +108,7 @@ pub(crate) async fn follow(
             read = Some(Instant::now());
         }
         match &answer {
-            Ok(Reply::Agent(status)) => mbps(reservable(status)),
+            Ok(Reply::Agent(status)) => has(status),
             Ok(Reply::Refused(_)) => {}
             Err(error) => said.warn(format!("no agent at {}: {error}", socket.display())),
         }
@@ -84,18 +122,26 @@ pub(crate) async fn follow(
 }
 
 /// Mb/s, rounded down.
-fn reservable(status: &Status) -> u64 {
+pub(crate) fn reservable(status: &Status) -> u64 {
     let shared = status.uplinks.iter().filter(|uplink| uplink.fault.is_none());
     shared.fold(0_u64, |sum, uplink| sum.saturating_add(uplink.rate)) / MEGA
 }
 
 async fn asked(socket: &Path, question: &str) -> io::Result<Reply> {
+    received(&sent(socket, question)?).await
+}
+
+fn sent(socket: &Path, question: &str) -> io::Result<AsyncFd<OwnedFd>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let connection = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     // An agent that accepts nothing has a full queue: EAGAIN.
     connect(&connection, &SocketAddrUnix::new(socket)?)?;
     send(&connection, question.as_bytes(), SendFlags::NOSIGNAL)?;
-    let connection = ready(connection)?;
+    ready(connection)
+}
+
+/// The next line of a reply.
+async fn received<T: DeserializeOwned>(connection: &AsyncFd<OwnedFd>) -> io::Result<T> {
     let mut bytes = vec![0; BYTES_MAX];
     let read = connection
         .async_io(Interest::READABLE, |it| Ok(recv(it, &mut bytes[..], RecvFlags::empty())?.0));

@@ -1,6 +1,7 @@
 //! Where the kubelet finds the device plugin: a socket in its folder, and a registration that is
 //! made again for each kubelet.
 
+use std::convert::Infallible;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -9,8 +10,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::body::{Body, Incoming};
 use hyper::server::conn::http2;
-use hyper::service::{Service as _, service_fn};
+use hyper::service::{Service, service_fn};
+use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{UnixListener, UnixStream};
@@ -51,14 +54,14 @@ const REST: Duration = Duration::from_millis(100);
 /// One socket of those that had its path. An inode has the number of the one before at once, and
 /// never its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Identity {
+pub(crate) struct Identity {
     device: u64,
     inode: u64,
     changed: (i64, i64),
 }
 
 impl Identity {
-    fn of(path: &Path) -> Option<Self> {
+    pub(crate) fn of(path: &Path) -> Option<Self> {
         let it = std::fs::symlink_metadata(path).ok()?;
         let changed = (it.ctime(), it.ctime_nsec());
         Some(Self { device: it.dev(), inode: it.ino(), changed })
@@ -83,7 +86,7 @@ fn endpoint(slot: usize) -> String {
 }
 
 /// The right to make and remove sockets there, which one plugin has at a time.
-fn turn(folder: &Path) -> io::Result<File> {
+pub(crate) fn turn(folder: &Path) -> io::Result<File> {
     let turn = File::open(folder)?;
     turn.try_lock()?;
     Ok(turn)
@@ -102,7 +105,8 @@ impl Socket {
         let slot = free.ok_or_else(|| io::Error::other(format!("{SLOTS} plugins listen there")))?;
         let path = folder.join(endpoint(slot));
         let mut server = JoinSet::new();
-        server.spawn(served(UnixListener::bind(&path)?, plugin.clone()));
+        let service = TowerToHyperService::new(DevicePluginServer::new(plugin.clone()));
+        server.spawn(served(UnixListener::bind(&path)?, service));
         Ok(Self {
             folder: folder.to_owned(),
             slot,
@@ -142,7 +146,7 @@ impl Socket {
 }
 
 /// Whether a plugin listens at a socket. One that an ended plugin left is removed.
-async fn is_taken(path: &Path) -> bool {
+pub(crate) async fn is_taken(path: &Path) -> bool {
     match UnixStream::connect(path).await {
         Err(error) if error.kind() == io::ErrorKind::NotFound => false,
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
@@ -153,8 +157,14 @@ async fn is_taken(path: &Path) -> bool {
     }
 }
 
-async fn served(listener: UnixListener, plugin: Plugin) {
-    let service = TowerToHyperService::new(DevicePluginServer::new(plugin));
+/// Serves gRPC at a socket, for ever.
+pub(crate) async fn served<S, B>(listener: UnixListener, service: S)
+where
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
+    S: Clone + Send + 'static,
+    S::Future: Send + 'static,
+    B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + 'static,
+{
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -173,7 +183,12 @@ async fn served(listener: UnixListener, plugin: Plugin) {
 }
 
 /// Serves a connection to its end.
-async fn answered(stream: UnixStream, service: TowerToHyperService<DevicePluginServer<Plugin>>) {
+async fn answered<S, B>(stream: UnixStream, service: S)
+where
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
+    S::Future: Send + 'static,
+    B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + 'static,
+{
     let asked = Arc::new(Notify::new());
     let answer = {
         let asked = Arc::clone(&asked);

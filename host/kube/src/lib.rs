@@ -2,11 +2,13 @@
 //!
 //! [`extender`] serves kube-scheduler. [`node`] runs on each node: it publishes the node's uplinks,
 //! and names the taken rates as the daemon of Link et al. does. [`driver`] runs beside the agent of
-//! a node: for the kubelet it is a device plugin. `docs/kubernetes.md` is the manual.
+//! a node: for the kubelet it is a device plugin and a driver of dynamic resource allocation.
+//! `docs/kubernetes.md` is the manual.
 
 #![forbid(unsafe_code)]
 
 mod agent;
+mod dra;
 mod extender;
 mod http;
 mod kubelet;
@@ -30,14 +32,17 @@ use rocinante_placement::{Uplink, to_json};
 use tokio::net::TcpListener;
 use tokio::sync::watch::channel;
 
+use self::dra::Dra;
+use self::dra::state::Store;
 use self::extender::{Extender, REQUEST_TIMES};
 use self::http::Service;
 use self::ledger::Ledger;
 use self::objects::Cluster;
 use self::pfs::Pfs;
 use self::plugin::Plugin;
-use self::publish::Wanted;
+use self::publish::{OfNode, Wanted};
 
+pub use self::dra::DRIVER;
 pub use self::extender::ASSUMED_FOR;
 pub use self::http::BODY_MAX;
 pub use self::objects::{MBPS, PLACED, REQUIRED, UPLINKS};
@@ -101,7 +106,7 @@ pub async fn node(
     };
     tokio::select! {
         () = read => {}
-        () = publish::keep(&cluster, name, wanted) => {}
+        () = publish::keep(&cluster, name, wanted, drop) => {}
         () = watch::watch(&cluster, &ledger, Some(name)) => {}
         () = http::serve(listener, Service::Node(pfs)) => {}
     }
@@ -118,19 +123,45 @@ pub struct Places {
     pub kubelet: PathBuf,
     /// The folder of files of CDI.
     pub cdi: PathBuf,
+    /// The UID of the driver's pod, if uplinks are devices of [`DRIVER`]; else the node has
+    /// [`MBPS`].
+    pub dra: Option<String>,
 }
 
 /// Offers `devices` of [`HCA`] to the kubelet, healthy as long as the agent answers, and keeps the
-/// node's [`MBPS`] as the agent's uplinks are, for ever. It looks every `period` ([`PERIOD`]).
+/// node's [`MBPS`], or its devices of [`DRIVER`], as the agent's uplinks are, for ever. It looks
+/// every `period` ([`PERIOD`]).
 pub async fn driver(client: Client, places: Places, devices: u32, period: Duration) {
+    let Places { node, agent, kubelet, cdi, dra } = places;
     let cluster = Cluster::new(client);
     let (healthy, health) = channel(false);
     let (to, wanted) = channel(Wanted::default());
-    let plugin = Plugin::new(places.cdi, devices, health);
-    let mbps = |mbps| _ = to.send_if_modified(|wanted| wanted.has_mbps(mbps));
+    let (found, uplinks) = channel(None::<agent::Status>);
+    let (seen, of_node) = channel(OfNode::default());
+    let (shares, has_shares) = channel(dra.is_some());
+    let plugin = Plugin::new(cdi.clone(), devices, health.clone());
+    let store = Store::new(kubelet.join(dra::socket::PLUGINS), cdi);
+    let driver = Dra::new(cluster.clone(), &node, agent.clone(), store);
+    let has = |status: &agent::Status| {
+        // One authority for an uplink.
+        let mbps = if *has_shares.borrow() { 0 } else { agent::reservable(status) };
+        to.send_if_modified(|wanted| wanted.has_mbps(mbps));
+        found.send_if_modified(|it| it.replace(status.clone()).as_ref() != Some(status));
+    };
+    let dra = async {
+        let Some(uid) = dra else { return std::future::pending().await };
+        let (is_keeper, keeps) = channel(false);
+        let has_shares = |has| _ = shares.send_replace(has);
+        tokio::join!(
+            dra::socket::follow(&kubelet, &uid, &driver, period),
+            dra::slices::keep(&driver, uplinks, of_node, is_keeper, has_shares, period),
+            dra::tend::tend(&driver, health, keeps, period),
+        );
+    };
     tokio::select! {
-        () = agent::follow(places.agent, period, &healthy, mbps) => {}
-        () = kubelet::follow(&places.kubelet, &plugin, period) => {}
-        () = publish::keep(&cluster, &places.node, wanted) => {}
+        () = agent::follow(agent, period, &healthy, has) => {}
+        () = kubelet::follow(&kubelet, &plugin, period) => {}
+        () = publish::keep(&cluster, &node, wanted, |it| _ = seen.send_replace(it)) => {}
+        () = dra => {}
     }
 }

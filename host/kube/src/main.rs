@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 use kube::Config;
 use rocinante_kube::{ASSUMED_FOR, Named, PERIOD, Places};
 use tokio::net::TcpListener;
@@ -46,8 +46,8 @@ enum Command {
         #[arg(long, value_name = "ADDRESS", value_parser = address, default_value = ":54005")]
         listen: SocketAddr,
     },
-    /// Offer the agent of this node to the kubelet, as a device plugin, and keep the Mb/s of its
-    /// uplinks as an extended resource of the node.
+    /// Offer the agent of this node to the kubelet, as a device plugin, and keep its uplinks as an
+    /// extended resource of the node or as devices of dynamic resource allocation.
     Driver {
         /// The node's name in Kubernetes.
         #[arg(long, env = "NODE_NAME")]
@@ -65,10 +65,29 @@ enum Command {
         /// How many containers may use the agent at a time.
         #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
         devices: u32,
+        /// What the scheduler sums: the Mb/s of all uplinks, or shares of each.
+        #[arg(long, value_enum, default_value = "extended-resource")]
+        accounting: Accounting,
+        /// The UID of this pod, which names its sockets: two drivers of a node have different ones.
+        #[arg(long, env = "POD_UID", value_parser = uid, default_value = "0")]
+        pod_uid: String,
         /// How often to look at the agent and the kubelet, in seconds.
         #[arg(long, value_name = "SECONDS", value_parser = period, default_value = "2")]
         period: Duration,
     },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Accounting {
+    ExtendedResource,
+    Dra,
+}
+
+/// A part of the names of sockets, whose paths have few bytes.
+fn uid(text: &str) -> Result<String, &'static str> {
+    let is_part = |it: u8| it.is_ascii_alphanumeric() || it == b'-';
+    let is_uid = (1..=36).contains(&text.len()) && text.bytes().all(is_part);
+    is_uid.then(|| text.to_owned()).ok_or("1 to 36 letters, digits and '-'")
 }
 
 /// A time that is neither nothing nor for ever.
@@ -121,8 +140,9 @@ async fn run(command: Command) -> Result<(), Box<dyn std::error::Error>> {
                 let uplinks = || uplink.iter().filter_map(|it| it.uplink().ok()).collect();
                 rocinante_kube::node(client, listener, &name, PERIOD, uplinks).await;
             }
-            Command::Driver { node, agent, kubelet, cdi, devices, period } => {
-                let places = Places { node, agent, kubelet, cdi };
+            Command::Driver { node, agent, kubelet, cdi, devices, accounting, pod_uid, period } => {
+                let dra = (accounting == Accounting::Dra).then_some(pod_uid);
+                let places = Places { node, agent, kubelet, cdi, dra };
                 rocinante_kube::driver(client, places, devices, period).await;
             }
         }

@@ -111,7 +111,7 @@ impl std::fmt::Display for Failed {
 /// The API server, for pods and nodes.
 #[derive(Clone)]
 pub(crate) struct Cluster {
-    client: Client,
+    pub(crate) client: Client,
 }
 
 impl Cluster {
@@ -306,10 +306,14 @@ impl PodState for Pod {
 struct Ignored {}
 
 fn resource(kind: &str, plural: &str) -> ApiResource {
-    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("", "v1", kind), plural)
+    resource_of("", kind, plural)
 }
 
-async fn asked<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, Failed> {
+pub(crate) fn resource_of(group: &str, kind: &str, plural: &str) -> ApiResource {
+    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, "v1", kind), plural)
+}
+
+pub(crate) async fn asked<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, Failed> {
     match tokio::time::timeout(REQUEST_MAX, request).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(kube::Error::Api(status))) if status.code == 404 => Err(Failed::Gone),

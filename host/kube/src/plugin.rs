@@ -29,8 +29,8 @@ pub(crate) mod api {
 pub const HCA: &str = "rocinante.dev/hca";
 
 /// The folder of the agent's sockets, and the socket that a program asks for ports.
-const SOCKETS: &str = "/run/rocinante";
-const SOCKET: (&str, &str) = ("ROCINANTE_AGENT", "/run/rocinante/agent.sock");
+pub(crate) const SOCKETS: &str = "/run/rocinante";
+pub(crate) const SOCKET: (&str, &str) = ("ROCINANTE_AGENT", "/run/rocinante/agent.sock");
 /// The file of CDI that belongs to the agent, and its device.
 const CDI_FILE: &str = "rocinante.json";
 const CDI_DEVICE: &str = "0";

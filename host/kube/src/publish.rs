@@ -63,8 +63,27 @@ impl Wanted {
     }
 }
 
-/// Keeps a node's object as it is wanted, for ever.
-pub(crate) async fn keep(cluster: &Cluster, name: &str, mut wanted: watch::Receiver<Wanted>) {
+/// The facts of a node that a driver has to know.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct OfNode {
+    pub(crate) uid: Option<String>,
+    /// Its uplinks are the extender's.
+    pub(crate) is_extenders: bool,
+}
+
+impl OfNode {
+    fn new(node: &Node) -> Self {
+        Self { uid: node.uid(), is_extenders: node.annotations().contains_key(UPLINKS) }
+    }
+}
+
+/// Keeps a node's object as it is wanted, for ever. `seen` has the node at each change.
+pub(crate) async fn keep(
+    cluster: &Cluster,
+    name: &str,
+    mut wanted: watch::Receiver<Wanted>,
+    seen: impl Fn(OfNode),
+) {
     let of_node = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let mut events = pin!(watcher(cluster.nodes(), of_node).default_backoff());
     let (mut watch_said, mut patch_said) = (Said::default(), Said::default());
@@ -79,7 +98,10 @@ pub(crate) async fn keep(cluster: &Cluster, name: &str, mut wanted: watch::Recei
                     Ok(event) => {
                         watch_said = Said::default();
                         match event {
-                            Event::Apply(it) | Event::InitApply(it) => node = Some(it),
+                            Event::Apply(it) | Event::InitApply(it) => {
+                                seen(OfNode::new(&it));
+                                node = Some(it);
+                            }
                             Event::Delete(_) => node = None,
                             Event::Init | Event::InitDone => {}
                         }

@@ -26,8 +26,12 @@ pub(super) fn subject<'a>(
         id: called.map(|it| it.id.as_str()),
         engine: called.map(|it| it.engine.as_str()),
         addresses: &sources.addresses,
-        class: introduced.and_then(|it| it.class.as_deref()),
-        rates: introduced.and_then(|it| it.rates).unwrap_or_default(),
+        class: introduced
+            .and_then(|it| it.claimed.class.as_ref().or(it.class.as_ref()))
+            .map(|it| &**it),
+        rates: introduced
+            .map(|it| it.claimed.rates().least(it.rates.unwrap_or_default()))
+            .unwrap_or_default(),
     }
 }
 

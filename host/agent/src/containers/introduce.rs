@@ -10,6 +10,7 @@ use super::mtu::Before;
 use super::{Container, Containers, Found, Hints, HostEnd, narrowed};
 use crate::asker::Namespace;
 use crate::called::Called;
+use crate::claims::Claimed;
 use crate::control::{About, Reply};
 use crate::host::{HostLink, NsId, SourceFilter, Sources};
 use crate::links::{WayOut, ends, failed, way_out};
@@ -34,7 +35,9 @@ impl About {
         let before = before.filter(|_| !self.gives());
         let class = self.class.as_ref().or(before.and_then(|it| it.class.as_ref())).cloned();
         let given = before.map(|it| narrowed(&it.given.clone().into(), now));
-        Introduced { called, class, rates, given: given.as_ref().unwrap_or(now).into() }
+        let pod = self.pod.as_ref().or(before.and_then(|it| it.pod.as_ref())).cloned();
+        let given = given.as_ref().unwrap_or(now).into();
+        Introduced { called, class, rates, pod, claimed: Claimed::default(), given }
     }
 }
 

@@ -28,6 +28,7 @@ impl Containers {
             tracing::error!("containers get no ports: {reason}");
         }
         let mut inner = self.lock();
+        inner.claims.0 = state.claims.into_iter().map(|it| (it.uid.clone(), it)).collect();
         let known: BTreeMap<u32, Known> =
             state.containers.into_iter().map(|known| (known.host_end, known)).collect();
         let mut held = Vec::new();

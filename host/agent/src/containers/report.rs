@@ -114,7 +114,6 @@ impl Container {
             of.slots += u64::from(port.slots) * port.sockets.len() as u64;
             of.bytes += port.bytes;
         }
-        let mac: Vec<String> = self.sources.mac.iter().map(|byte| format!("{byte:02x}")).collect();
         ContainerStatus {
             name: self.name.clone(),
             id: self.called().map(|it| it.id.clone()),
@@ -122,7 +121,7 @@ impl Container {
             class: self.class(config),
             namespace: self.namespace,
             interface: self.peer.1,
-            mac: mac.join(":"),
+            mac: mac(self.sources.mac),
             addresses: self.sources.addresses.iter().take(ADDRESSES_MAX).copied().collect(),
             fixed: self.fixed.is_some(),
             other_ways_out: self.unguarded.values().cloned().collect(),
@@ -142,4 +141,8 @@ impl Port {
     fn backend(&self) -> &'static str {
         if self.is_xdp() { "afxdp" } else { "packet" }
     }
+}
+
+pub(super) fn mac(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
 }

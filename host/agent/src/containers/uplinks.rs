@@ -5,7 +5,7 @@ use std::io;
 use std::sync::PoisonError;
 
 use super::{Containers, HeardOf};
-use crate::control::{ClassStatus, UplinkStatus};
+use crate::control::UplinkStatus;
 use crate::host::{Portion, Shaper};
 use crate::rate::Rate;
 
@@ -37,14 +37,9 @@ impl Containers {
             return;
         }
         let mut inner = self.lock();
-        let portions = inner.containers.iter().filter_map(|(end, container)| {
-            let ClassStatus::Of(bounds) = container.class(&config) else { return None };
-            let rate = bounds.uplink_rate?;
-            let ceil = bounds.uplink_ceil.unwrap_or(Rate::MOST);
-            let addresses = container.sources.addresses.clone();
-            Some(Portion { end: *end, rate, ceil, addresses })
-        });
-        let portions: Vec<Portion> = portions.collect();
+        let uplinks_of = config.uplinks.iter();
+        let portions: Vec<Vec<Portion>> =
+            uplinks_of.map(|uplink| inner.portions(&config, &uplink.interface)).collect();
         let links = inner.namespaces.links(None);
         // Nothing of containers waits for the questions to the kernel.
         drop(inner);
@@ -56,11 +51,11 @@ impl Containers {
             }
         };
         let mut faults = BTreeMap::new();
-        for uplink in &config.uplinks {
+        for (uplink, portions) in config.uplinks.iter().zip(portions) {
             let fault = match links.iter().find(|link| link.name == uplink.interface) {
                 None => Some("there is no such interface".to_owned()),
                 Some(link) => {
-                    let wanted = (uplink.rate, portions.clone());
+                    let wanted = (uplink.rate, portions);
                     if !again && uplinks.set.get(&link.index) == Some(&wanted) {
                         continue;
                     }

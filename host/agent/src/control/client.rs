@@ -159,7 +159,7 @@ fn ask(
 
 impl From<Verb> for Request {
     fn from(command: Verb) -> Self {
-        Self { version: VERSION, command, name: None, force: false, about: None }
+        Self { version: VERSION, command, name: None, force: false, about: None, claim: None }
     }
 }
 

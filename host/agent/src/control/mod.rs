@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::claims::Claim;
 use crate::class::Bounds;
 use crate::host::{InForce, Rates};
 use crate::quota::Uses;
@@ -61,6 +62,9 @@ pub(crate) struct Request {
     /// The container of an engine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) about: Option<About>,
+    /// What a driver has for pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) claim: Option<Claim>,
 }
 
 /// An engine's word about a container before it runs.
@@ -77,6 +81,9 @@ pub struct About {
     pub id: String,
     /// The engine, or the way by which it says so.
     pub engine: String,
+    /// The UID of its pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
     /// The class that it is to have, of those that are configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<String>,
@@ -101,6 +108,12 @@ pub(crate) enum Verb {
     Introduce,
     /// Say whether it is known.
     Check,
+    /// Reserve parts of uplinks for pods.
+    Claim,
+    /// Give back the claim of this name, its UID.
+    Unclaim,
+    /// List the claims.
+    Claims,
 }
 
 /// A line of the agent's.
@@ -112,6 +125,14 @@ pub(crate) enum Reply {
     /// The host's end of a container that is known now.
     Introduced {
         name: String,
+    },
+    /// A claim, and a container of its pods if one is known.
+    Claimed {
+        uid: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mac: Option<String>,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        addresses: Vec<IpAddr>,
     },
     /// A host's end that was released.
     Released {
@@ -252,10 +273,9 @@ impl Request {
         if request.version != VERSION {
             return Err(format!("the agent speaks version {VERSION}, not {}", request.version));
         }
-        let names = request
-            .about
-            .iter()
-            .flat_map(|about| [&about.id, &about.engine].into_iter().chain(&about.class));
+        let names = request.about.iter().flat_map(|about| {
+            [&about.id, &about.engine].into_iter().chain(&about.class).chain(&about.pod)
+        });
         if names.into_iter().any(|name| name.len() > CALLED_MAX) {
             return Err("the container's name is too long".to_owned());
         }
@@ -295,6 +315,7 @@ mod tests {
             name: name.map(str::to_owned),
             force,
             about: None,
+            claim: None,
         };
         for one in [request(Some("veth0"), false), request(None, true)] {
             assert_eq!(Request::decode(&line(&one)), Ok(one));

@@ -127,6 +127,7 @@ fn each_container_has_the_name_of_its_control_group() {
         interface: None,
         id: "c0ffee0".into(),
         engine: "test".into(),
+        pod: None,
         class: None,
         rates: None,
         mtu: None,

@@ -232,7 +232,7 @@ fn a_container_is_released_while_it_asks() {
     host.has_ports(1);
 }
 
-fn connected(host: &Host) -> OwnedFd {
+pub(crate) fn connected(host: &Host) -> OwnedFd {
     let flags = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
     let socket = socket.expect("a socket");

@@ -23,6 +23,7 @@ fn begins(namespace: &str) -> About {
         interface: None,
         id: "c0ffee".into(),
         engine: "test".into(),
+        pod: None,
         class: None,
         rates: None,
         mtu: None,

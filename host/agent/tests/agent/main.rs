@@ -6,6 +6,7 @@ mod asker;
 mod bad_input;
 mod called;
 mod captures;
+mod claims;
 mod classes;
 mod commands;
 mod ends;

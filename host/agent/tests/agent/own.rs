@@ -51,7 +51,7 @@ fn in_force(host: &Host, container: usize) -> [Option<[u64; 2]>; 2] {
 }
 
 /// The rates alone.
-fn bytes(host: &Host, container: usize) -> [Option<u64>; 2] {
+pub(crate) fn bytes(host: &Host, container: usize) -> [Option<u64>; 2] {
     in_force(host, container).map(|it| it.map(|[rate, _]| rate))
 }
 

@@ -15,13 +15,13 @@ use crate::rates::disciplines;
 use crate::reload::reload;
 
 const BYTES: usize = 1 << 20;
-const UPLINK: &str = "uplink = [{ interface = \"up0\", rate = \"1gbit\" }]\n";
+pub(crate) const UPLINK: &str = "uplink = [{ interface = \"up0\", rate = \"1gbit\" }]\n";
 const CLASSES: &str = "[[class]]\nname = \"a\"\ncontainers = [\"veth0\"]\nuplink_rate = \"300mbit\"\n\
                        [[class]]\nname = \"b\"\ncontainers = [\"veth1\"]\nuplink_rate = \"200mbit\"\n\
                        uplink_ceil = \"400mbit\"\n";
 
 /// Another machine behind a link of the host's bridge.
-fn far(host: &Host) -> (Netns, [IpAddr; 2]) {
+pub(crate) fn far(host: &Host) -> (Netns, [IpAddr; 2]) {
     let (far, lab) = (Netns::new().expect("a namespace"), host.lab.host());
     let path = far.path();
     let veth = ["link", "add", "up0", "type", "veth", "peer", "name", "far", "netns", &path];
@@ -43,7 +43,7 @@ fn send(host: &Host, from: usize, far: &Netns, address: IpAddr) {
 }
 
 /// The classes of the uplink: reserved bytes in a second, the most, and bytes sent.
-fn classes(host: &Host) -> BTreeMap<String, [u64; 3]> {
+pub(crate) fn classes(host: &Host) -> BTreeMap<String, [u64; 3]> {
     // Unlike the JSON of tc 6.1, the text has the rates of classes of htb.
     let text = host.lab.host().command("tc -s class show dev up0").expect("a list");
     let mut all = BTreeMap::new();
@@ -74,7 +74,7 @@ fn classes(host: &Host) -> BTreeMap<String, [u64; 3]> {
 }
 
 /// The class of a container: its number is that of its end on the host.
-fn class_of(host: &Host, container: usize) -> String {
+pub(crate) fn class_of(host: &Host, container: usize) -> String {
     format!("4791:{:x}", 0x10 + host.index(host.container(container).host_end()))
 }
 

@@ -1,5 +1,6 @@
 //! An agent at its control socket, as `docs/agent.md` describes it.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,6 +24,14 @@ struct State {
     /// Its answers are no replies.
     raves: AtomicBool,
     is_over: AtomicBool,
+    /// By their UIDs.
+    claims: Mutex<BTreeMap<String, Value>>,
+    /// Why it takes no claim.
+    refuses: Mutex<Option<String>>,
+    /// The container of each pod, by its UID.
+    pods: Mutex<BTreeMap<String, Value>>,
+    /// As one of before claims.
+    is_old: AtomicBool,
     /// Questions that cost a look at each container, and those that do not.
     statuses: AtomicUsize,
     probes: AtomicUsize,
@@ -53,6 +62,41 @@ impl Agent {
     pub(crate) fn has_uplinks(&self, rates: &[u64]) {
         let uplink = |rate: &u64| json!({"interface": "ens1", "rate": rate * 1_000_000_000});
         *self.state.uplinks.lock() = rates.iter().map(uplink).collect();
+    }
+
+    /// With these claims, as one that has the state of an earlier one.
+    pub(crate) fn has_claims(&self, claims: BTreeMap<String, Value>) {
+        *self.state.claims.lock() = claims;
+    }
+
+    pub(crate) fn claims(&self) -> BTreeMap<String, Value> {
+        self.state.claims.lock().clone()
+    }
+
+    pub(crate) fn refuses(&self, why: Option<&str>) {
+        *self.state.refuses.lock() = why.map(str::to_owned);
+    }
+
+    pub(crate) fn is_old(&self) {
+        self.state.is_old.store(true, Ordering::Relaxed);
+    }
+
+    /// A container of a pod is introduced.
+    pub(crate) fn has_pod(&self, uid: &str, mac: &str, address: &str) {
+        let network = json!({"mac": mac, "addresses": [address]});
+        self.state.pods.lock().insert(uid.to_owned(), network);
+    }
+
+    /// The uplinks, each with a rate in Gbit/s and perhaps a fault.
+    pub(crate) fn has(&self, uplinks: &[(&str, u64, Option<&str>)]) {
+        let uplink = |(interface, rate, fault): &(&str, u64, Option<&str>)| {
+            let mut uplink = json!({"interface": interface, "rate": rate * 1_000_000_000});
+            if let Some(fault) = fault {
+                uplink["fault"] = json!(fault);
+            }
+            uplink
+        };
+        *self.state.uplinks.lock() = uplinks.iter().map(uplink).collect();
     }
 
     pub(crate) fn hangs(&self, hangs: bool) {
@@ -107,8 +151,10 @@ fn answer(client: &OwnedFd, state: &State) {
     let mut bytes = vec![0; 16 << 10];
     let length = recv(client, &mut bytes[..], RecvFlags::empty()).map_or(0, |(length, _)| length);
     let Ok(request) = serde_json::from_slice::<Value>(&bytes[..length]) else { return };
-    assert_eq!((&request["version"], &request["command"]), (&json!(1), &json!("status")));
-    let lines = if state.raves.load(Ordering::Relaxed) {
+    assert_eq!(request["version"], 1);
+    let lines = if request["command"] != "status" {
+        about_claims(&request, state)
+    } else if state.raves.load(Ordering::Relaxed) {
         vec![json!("raving").to_string()[1..].to_owned()]
     } else if let Some(name) = request["name"].as_str() {
         state.probes.fetch_add(1, Ordering::Relaxed);
@@ -125,6 +171,43 @@ fn answer(client: &OwnedFd, state: &State) {
     for line in lines {
         // The client may have gone.
         let _ = send(client, format!("{line}\n").as_bytes(), SendFlags::NOSIGNAL);
+    }
+}
+
+/// The answer to a command of a driver, as `host/agent/src/containers/claims.rs` has it.
+fn about_claims(request: &Value, state: &State) -> Vec<String> {
+    let done = json!({"done": {}}).to_string();
+    let refused = |reason: &str| vec![json!({"refused": {"reason": reason}}).to_string()];
+    let mut claims = state.claims.lock();
+    let command = request["command"].as_str().unwrap();
+    if state.is_old.load(Ordering::Relaxed) {
+        return refused(&format!("unknown variant `{command}`"));
+    }
+    match command {
+        "claim" => {
+            if let Some(why) = &*state.refuses.lock() {
+                return refused(why);
+            }
+            let claim = &request["claim"];
+            claims.insert(claim["uid"].as_str().unwrap().to_owned(), claim.clone());
+            vec![done]
+        }
+        "unclaim" => {
+            claims.remove(request["name"].as_str().unwrap());
+            vec![done]
+        }
+        "claims" => {
+            let pods = state.pods.lock();
+            let line = |(uid, claim): (&String, &Value)| {
+                let its = claim["pods"].as_array().unwrap().iter();
+                let network = its.filter_map(|pod| pods.get(pod.as_str().unwrap())).next();
+                let mut claimed = network.cloned().unwrap_or(json!({}));
+                claimed["uid"] = json!(uid);
+                json!({"claimed": claimed}).to_string()
+            };
+            claims.iter().map(line).chain([done]).collect()
+        }
+        _ => panic!("{request}"),
     }
 }
 

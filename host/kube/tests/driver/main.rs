@@ -4,10 +4,13 @@ mod agent;
 #[path = "../extender/api.rs"]
 #[allow(dead_code)]
 mod api;
+mod dra;
+mod faults;
 mod folder;
 mod kubelet;
 mod mbps;
 mod plugin;
+mod plugins;
 mod process;
 
 use std::time::Duration;
@@ -75,6 +78,7 @@ impl Node {
             agent: socket(&self.folder),
             kubelet: self.folder.at("kubelet"),
             cdi: self.folder.at("cdi"),
+            dra: None,
         };
         let mut task = JoinSet::new();
         task.spawn(rocinante_kube::driver(self.api.client(), places, DEVICES, PERIOD));

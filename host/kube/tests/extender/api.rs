@@ -23,6 +23,10 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+#[path = "resource.rs"]
+#[allow(dead_code)]
+mod resource;
+
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 type Answer = Response<Body>;
 
@@ -66,6 +70,10 @@ struct Inner {
     /// The pod that cannot be patched.
     fixed: Option<String>,
     is_away: bool,
+    /// Answers to requests of `resource.k8s.io`, in their place.
+    resource_faults: VecDeque<StatusCode>,
+    /// Fields that it does not keep.
+    drops: Vec<&'static str>,
     requests: Vec<String>,
 }
 
@@ -286,7 +294,8 @@ impl Api {
             }
         }
         let query = query(head.uri.query().unwrap_or_default());
-        let parts: Vec<String> = path.split('/').skip(3).map(str::to_owned).collect();
+        let depth = if path.starts_with("/api/") { 3 } else { 4 };
+        let parts: Vec<String> = path.split('/').skip(depth).map(str::to_owned).collect();
         let work = tokio::spawn(async move {
             tokio::time::sleep(self.latency).await;
             let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
@@ -304,7 +313,7 @@ impl Api {
                 (&Method::POST, ["namespaces", space, "pods", name, "binding"]) => {
                     self.bound(&format!("{space}/{name}"), &body).await
                 }
-                _ => status(StatusCode::NOT_FOUND, "no such path"),
+                (method, parts) => self.resource(method, parts, &query, &body),
             }
         });
         Ok(work.await.unwrap_or_else(|error| status(StatusCode::BAD_REQUEST, &error.to_string())))

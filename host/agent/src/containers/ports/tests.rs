@@ -394,7 +394,14 @@ fn a_refused_word_goes_while_a_port_stays() {
         let container = inner.containers.get_mut(&end).expect("it came");
         let called = Called { id: "c0ffee".into(), engine: "test".into() };
         let given = crate::state::Fixed::from(&Sources::default());
-        let word = Introduced { called, class: None, rates: None, given };
+        let word = Introduced {
+            called,
+            class: None,
+            rates: None,
+            pod: None,
+            claimed: Default::default(),
+            given,
+        };
         container.introduced = Some(word);
     }
     let room = world.reserve(ends[0], &request(1)).expect("room");

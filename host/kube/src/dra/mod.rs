@@ -1,0 +1,164 @@
+//! The driver of dynamic resource allocation: `rocinante.dev`. The scheduler shares the capacities
+//! of a node's uplinks out ([`slices`]); the kubelet has a claim prepared before its pods have a
+//! network ([`Dra::prepare`]), and the agent reserves what was allocated.
+
+pub(crate) mod claim;
+mod objects;
+pub(crate) mod quantity;
+pub(crate) mod slices;
+pub(crate) mod socket;
+pub(crate) mod state;
+pub(crate) mod tend;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use serde_json::json;
+use tokio::sync::Notify;
+use tonic::{Request, Response, Status};
+
+use self::api::dra_plugin_server::DraPlugin;
+use self::api::{
+    Device, PrepareRequest, PrepareResponse, Prepared, UnprepareRequest, UnprepareResponse,
+    Unprepared,
+};
+use self::claim::{Record, is_id};
+use self::quantity::short;
+use self::state::{Locked, Store};
+use crate::agent::commanded;
+use crate::objects::Cluster;
+
+/// The kubelet's API. Tests have the other halves of it.
+#[allow(dead_code, missing_docs, unreachable_pub, clippy::all)]
+pub(crate) mod api {
+    include!(concat!(env!("OUT_DIR"), "/k8s.io.kubelet.pkg.apis.dra.v1.rs"));
+}
+
+/// The driver's name.
+pub const DRIVER: &str = "rocinante.dev";
+
+/// The driver. Its clones are one.
+#[derive(Clone)]
+pub(crate) struct Dra {
+    cluster: Cluster,
+    node: Arc<str>,
+    agent: Arc<PathBuf>,
+    store: Arc<Store>,
+    /// A call left something to be mended.
+    unsettled: Arc<Notify>,
+}
+
+impl Dra {
+    pub(crate) fn new(cluster: Cluster, node: &str, agent: PathBuf, store: Store) -> Self {
+        let (agent, store) = (Arc::new(agent), Arc::new(store));
+        Self { cluster, node: node.into(), agent, store, unsettled: Arc::default() }
+    }
+
+    /// Prepares a claim, also one that is prepared, which needs no API server. A claim that cannot
+    /// be prepared leaves nothing.
+    async fn prepare(&self, asked: &api::Claim) -> Result<Record, String> {
+        let uid = &asked.uid;
+        if !is_id(uid) {
+            return Err(format!("{} is no claim's UID", short(uid)));
+        }
+        let known = self.store.read().unwrap_or_default().remove(uid);
+        let fresh = match known {
+            Some(record) => record,
+            None => {
+                let claim = self.cluster.claim(&asked.namespace, &asked.name).await;
+                let claim = claim.map_err(|failed| format!("the claim: {failed}"))?;
+                Record::read(&claim, uid, &self.node)?
+            }
+        };
+        let mut state = self.locked().await?;
+        let is_new = !state.records.contains_key(uid);
+        // Another call may have been here meanwhile.
+        let record = state.records.entry(uid.clone()).or_insert(fresh).clone();
+        let done = self.apply(&state, &record, is_new).await;
+        if let Err(why) = &done
+            && is_new
+        {
+            tracing::warn!(claim = record.name, "it is not prepared: {why}");
+            self.undo(&mut state, uid).await.unwrap_or_else(|error| tracing::error!("{error}"));
+        }
+        done.map(|()| record)
+    }
+
+    async fn locked(&self) -> Result<Locked<'_>, String> {
+        let locked = self.store.locked().await.map_err(|error| format!("the state: {error}"))?;
+        if locked.is_lost {
+            self.unsettled.notify_one();
+        }
+        Ok(locked)
+    }
+
+    /// Has the file, CDI and the agent say what a claim is, in this order: one whose driver is
+    /// killed meanwhile is in the file.
+    async fn apply(&self, state: &Locked<'_>, record: &Record, is_new: bool) -> Result<(), String> {
+        if is_new {
+            state.write().map_err(|error| format!("the state: {error}"))?;
+        }
+        state.write_cdi(record).map_err(|error| format!("the file of CDI: {error}"))?;
+        commanded(&self.agent, &record.command()).await.map(drop)
+    }
+
+    /// Forgets a claim. The agent may be away: it is settled when it is back.
+    async fn undo(&self, state: &mut Locked<'_>, uid: &str) -> Result<(), String> {
+        let unclaim = json!({"version": 1, "command": "unclaim", "name": uid});
+        if let Err(why) = commanded(&self.agent, &unclaim).await {
+            tracing::warn!(uid, "the agent keeps the claim: {why}");
+            self.unsettled.notify_one();
+        }
+        state.remove(uid).map_err(|error| format!("the state: {error}"))
+    }
+
+    /// Forgets a claim, also one that is not known.
+    async fn unprepare(&self, uid: &str) -> Result<(), String> {
+        if !is_id(uid) {
+            return Ok(());
+        }
+        self.undo(&mut self.locked().await?, uid).await
+    }
+}
+
+fn device(record: &Record, share: &claim::Share) -> Device {
+    Device {
+        requests: vec![share.request.split('/').next().unwrap_or_default().to_owned()],
+        pool: share.pool.clone(),
+        device: share.device.clone(),
+        cdi_ids: vec![record.cdi_id(share)],
+        share_id: share.share_id.clone(),
+    }
+}
+
+#[tonic::async_trait]
+impl DraPlugin for Dra {
+    async fn node_prepare_resources(
+        &self,
+        request: Request<PrepareRequest>,
+    ) -> Result<Response<PrepareResponse>, Status> {
+        let each = request.into_inner().claims.into_iter().map(async |claim| {
+            let prepared = match self.prepare(&claim).await {
+                Ok(record) => Prepared {
+                    devices: record.shares.iter().map(|it| device(&record, it)).collect(),
+                    error: String::new(),
+                },
+                Err(error) => Prepared { devices: Vec::new(), error },
+            };
+            (claim.uid, prepared)
+        });
+        Ok(Response::new(PrepareResponse { claims: join_all(each).await.into_iter().collect() }))
+    }
+
+    async fn node_unprepare_resources(
+        &self,
+        request: Request<UnprepareRequest>,
+    ) -> Result<Response<UnprepareResponse>, Status> {
+        let each = request.into_inner().claims.into_iter().map(async |claim| {
+            let error = self.unprepare(&claim.uid).await.err().unwrap_or_default();
+            (claim.uid, Unprepared { error })
+        });
+        Ok(Response::new(UnprepareResponse { claims: join_all(each).await.into_iter().collect() }))
+    }
+}
