@@ -80,7 +80,7 @@ fn a_claim_binds_its_pods_on_its_uplink() {
     assert_eq!(shares(&host)[&names[1]], [250, 1000]);
     assert_eq!([0, 1].map(|it| bytes(&host, it)[1]), [limit, None]);
     let refused = claim(&host, "e", &["r"], [601, 0]);
-    assert!(refused[0]["refused"]["reason"].as_str().is_some_and(|it| it.contains("1001mbit")));
+    assert!(refused[0]["refused"]["reason"].as_str().is_some_and(|it| it.contains("1.001gbit")));
     // An agent that takes over knows them.
     host.kill();
     host.start();

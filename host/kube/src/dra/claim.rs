@@ -161,7 +161,8 @@ fn interface_of(device: &str) -> Option<String> {
             String::from_utf8(pairs.map(byte).collect::<Option<_>>()?).ok()?
         }
     };
-    (interface.len() <= INTERFACE_MAX && device_of(&interface) == device).then_some(interface)
+    let is_one = (1..=INTERFACE_MAX).contains(&interface.len());
+    (is_one && device_of(&interface) == device).then_some(interface)
 }
 
 /// Reads the parameters of an entry into `all`, and into the limit of its share. A claim cannot
@@ -520,5 +521,52 @@ mod tests {
         assert!(refused(&none).contains("reserved for no pod"));
         let why = Record::read(&with(&|_| {}), "u-2", "n").unwrap_err();
         assert!(why.contains("made anew"), "{why}");
+    }
+
+    /// Replaces each value of an object by each of these, in turn.
+    fn each_field(whole: &Value, at: &str, values: &[Value], each: &mut dyn FnMut(Value)) {
+        let children: Vec<String> = match whole.pointer(at) {
+            Some(Value::Object(it)) => it.keys().map(|key| key.replace('/', "~1")).collect(),
+            Some(Value::Array(it)) => (0..it.len()).map(|nth| nth.to_string()).collect(),
+            _ => Vec::new(),
+        };
+        for value in values {
+            let mut changed = whole.clone();
+            *changed.pointer_mut(at).unwrap() = value.clone();
+            each(changed);
+        }
+        children.iter().for_each(|child| each_field(whole, &format!("{at}/{child}"), values, each));
+    }
+
+    #[test]
+    fn nonsense_in_any_field_is_refused_or_read() {
+        let all = json!({"backend": "udp", "limit": "5G", "class": "gold"});
+        let good = json!({
+            "metadata": {"namespace": "ns", "name": "c", "uid": "u-1"},
+            "spec": {},
+            "status": {
+                "allocation": {"devices": {
+                    "results": [result(&json!("3G"))], "config": config(&all),
+                }},
+                "reservedFor": [{"resource": "pods", "name": "p", "uid": "p-1"}],
+            },
+        });
+        let long = "9".repeat(10_000);
+        let values = json!([null, true, -1, 1.5, "", "../x", "\u{0}", long, [], [[]], {}, {"": 7}]);
+        let (mut tried, mut read) = (0, 0);
+        each_field(&good, "", values.as_array().unwrap(), &mut |claim| {
+            tried += 1;
+            let Ok(claim) = serde_json::from_value::<Claim>(claim) else { return };
+            match Record::read(&claim, "u-1", "n") {
+                Ok(record) => {
+                    read += 1;
+                    let name = record.cdi()["devices"][0]["name"].as_str().unwrap().to_owned();
+                    assert!(name.len() < 200 && !name.contains(['/', '\0']), "{name}");
+                    record.command();
+                }
+                Err(why) => assert!(why.len() < 300, "{why}"),
+            }
+        });
+        assert!(tried > 300 && read > 10, "{read} of {tried}");
     }
 }

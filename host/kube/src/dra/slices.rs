@@ -118,7 +118,8 @@ fn devices(status: &Status, records: &Records, keeps: Keeps) -> Vec<Value> {
 /// The devices as they were sent: the server adds the time of a taint.
 fn sent(slice: &DynamicObject) -> Vec<Value> {
     let mut devices = slice.data["spec"]["devices"].as_array().cloned().unwrap_or_default();
-    for taint in devices.iter_mut().filter_map(|it| it["taints"].as_array_mut()).flatten() {
+    let taints = devices.iter_mut().filter_map(|it| it.get_mut("taints")?.as_array_mut());
+    for taint in taints.flatten() {
         taint.as_object_mut().map(|it| it.remove("timeAdded"));
     }
     devices

@@ -247,8 +247,10 @@ async fn follow(
             continue;
         }
         match dra.cluster.report(record, &record.status(network.as_ref())).await {
-            // Without the claim there is nothing to be said.
-            Ok(()) | Err(Failed::Gone | Failed::Refused(_)) => {
+            Ok(()) | Err(Failed::Gone) => _ = reported.insert(record.uid.clone(), network),
+            // A right or a feature is missing: pods run without it.
+            Err(Failed::Refused(why)) => {
+                tracing::warn!(claim = record.name, "its status is not written: {why}");
                 reported.insert(record.uid.clone(), network);
             }
             Err(failed) => left = Err(format!("the status of {}: {failed}", record.name)),

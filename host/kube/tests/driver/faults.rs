@@ -8,6 +8,7 @@ use serde_json::json;
 
 use crate::dra::{Shared, UID};
 use crate::folder::names;
+use crate::process::Process;
 use crate::until;
 
 #[tokio::test]
@@ -80,13 +81,40 @@ async fn a_driver_that_was_killed_between_two_steps_is_mended() {
             .await;
             it.registered(1).await;
             if is_claim_there {
-                it.manager.call_prepare(&[(UID, "c")]).await.unwrap()[UID].as_ref().unwrap();
+                // A connection with the driver before may be there, and end.
+                until("it is called", async || {
+                    let answer = it.manager.call_prepare(&[(UID, "c")]).await;
+                    answer.is_ok_and(|it| it[UID].is_ok())
+                })
+                .await;
                 assert_eq!(
                     (std::fs::read(&file).unwrap(), agent.claims()),
                     (cdi.clone(), claims.clone())
                 );
             }
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_process_leaves_its_sockets_and_claims_to_the_next_one() {
+    let it = Shared::new().await;
+    let agent = it.node.agent(&[10]);
+    it.manager.start();
+    it.api().has_claim("c", UID, &["p"]);
+    for uid in ["a", "b", "a"] {
+        let options = ["--accounting", "dra", "--pod-uid", uid];
+        let process = Process::start_with(&it.node, &options);
+        let socket = format!("rocinante.dev-{uid}-reg.sock");
+        // That of the one before goes.
+        until("it is alone", async || it.manager.plugins() == [&*socket]).await;
+        until("it is called", async || it.manager.prepare("p", (UID, "c")).await.is_ok()).await;
+        until("the slice", async || it.generation() == Some(1)).await;
+        assert_eq!((agent.claims().len(), it.left().1), (1, vec![UID.to_owned()]));
+        // SIGKILL.
+        drop(process);
+        assert_eq!(names(&it.manager.registry), [socket]);
+        it.manager.start();
     }
 }
 
@@ -120,6 +148,9 @@ async fn the_api_server_may_be_away_or_slow() {
     it.api().forget_history();
     it.api().wipe_slices();
     until("again", async || it.devices().len() == 1).await;
+    it.api().cut_watches(1);
+    it.api().wipe_slices();
+    until("after a watch that was cut", async || it.devices().len() == 1).await;
     // Another process makes a slice of ours, and changes this one.
     let mut other = it.slice().unwrap();
     other["metadata"]["name"] = "n1-other".into();

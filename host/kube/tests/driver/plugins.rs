@@ -97,11 +97,6 @@ impl Manager {
         });
     }
 
-    pub(crate) fn stop(&self) {
-        *self.running.lock() = JoinSet::new();
-        self.state.lock().plugins.clear();
-    }
-
     /// `pluginwatcher.Watcher`: sockets that came and went; names with a dot before are passed over.
     async fn look(&self) {
         let sockets: Vec<String> = match self.registry.exists() {

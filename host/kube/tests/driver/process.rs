@@ -9,14 +9,20 @@ use crate::{Node, until};
 const ALL: usize = 64;
 
 /// A running driver. It is killed with this value.
-struct Process(Child);
+pub(crate) struct Process(Child);
 
 impl Process {
     fn start(node: &Node) -> Self {
+        Self::start_with(node, &[])
+    }
+
+    /// With further options.
+    pub(crate) fn start_with(node: &Node, options: &[&str]) -> Self {
         let config = node.folder.at("config.json");
         let mut command = Command::new(env!("CARGO_BIN_EXE_rocinante-kube"));
         command
             .args(["driver", "--node", "n1", "--period", "0.02"])
+            .args(options)
             .stdin(Stdio::null())
             .env("KUBECONFIG", &config);
         for (option, name) in

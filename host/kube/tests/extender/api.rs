@@ -72,6 +72,8 @@ struct Inner {
     is_away: bool,
     /// Answers to requests of `resource.k8s.io`, in their place.
     resource_faults: VecDeque<StatusCode>,
+    /// The next lines of watches are cut, and their streams end.
+    cuts: usize,
     /// Fields that it does not keep.
     drops: Vec<&'static str>,
     requests: Vec<String>,
@@ -355,7 +357,7 @@ impl Api {
                 let (mut text, last) = {
                     changed.mark_unchanged();
                     let inner = api.inner.lock();
-                    if inner.is_away || inner.oldest != begun {
+                    if inner.is_away || inner.oldest != begun || seen == u64::MAX {
                         return None;
                     }
                     let news = inner.log.iter().skip_while(|it| it.version <= seen);
@@ -364,6 +366,11 @@ impl Api {
                     let lines = news.map(|event| format!("{event}\n"));
                     (lines.collect::<String>(), inner.version)
                 };
+                let is_cut = !text.is_empty() && api.is_cut();
+                let last = if is_cut { u64::MAX } else { last };
+                if is_cut {
+                    text.truncate(text.len() / 2);
+                }
                 if !text.is_empty() {
                     let frame = Frame::data(Bytes::from(std::mem::take(&mut text)));
                     return Some((frame, (api, changed, last, selector)));

@@ -30,6 +30,18 @@ impl Api {
         self.inner.lock().resource_faults.extend(codes);
     }
 
+    /// The next lines of watches are cut.
+    pub(crate) fn cut_watches(&self, count: usize) {
+        self.inner.lock().cuts = count;
+    }
+
+    pub(super) fn is_cut(&self) -> bool {
+        let cuts = &mut self.inner.lock().cuts;
+        let is_cut = *cuts > 0;
+        *cuts -= usize::from(is_cut);
+        is_cut
+    }
+
     /// Drops these fields of devices from now on, as a server without their feature.
     pub(crate) fn drops(&self, fields: &[&'static str]) {
         self.inner.lock().drops = fields.to_vec();
@@ -169,7 +181,8 @@ impl Api {
                     }
                 }
             }
-            for taint in device["taints"].as_array_mut().into_iter().flatten() {
+            let taints = device.get_mut("taints").and_then(Value::as_array_mut);
+            for taint in taints.into_iter().flatten() {
                 taint["timeAdded"] = "2026-01-01T00:00:00Z".into();
             }
         };
