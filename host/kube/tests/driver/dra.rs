@@ -124,7 +124,7 @@ fn with(results: &[Value], parameters: &Value) -> Value {
 impl Api {
     /// A claim of 3G for a pod.
     pub(crate) fn has_claim(&self, name: &str, uid: &str, pods: &[&str]) {
-        self.put_claim(name, uid, pods, devices(&[share("s-1", "3G")]));
+        self.put_claim(name, uid, pods, &devices(&[share("s-1", "3G")]));
     }
 }
 
@@ -248,7 +248,7 @@ async fn versions_that_meet_and_that_do_not() {
 async fn a_claim_is_prepared_as_often_as_it_is_asked_for() {
     let (it, agent, _driver) = Shared::running().await;
     let parameters = json!({"backend": "packet", "limit": "5G", "class": "gold"});
-    it.api().put_claim("c", UID, &["p"], with(&[share("s-1", "3G")], &parameters));
+    it.api().put_claim("c", UID, &["p"], &with(&[share("s-1", "3G")], &parameters));
     let wanted = vec![format!("rocinante.dev/claim={UID}.ens1.s-1")];
     for time in 0..3 {
         // A kubelet that starts asks again, also while the API server is away.
@@ -317,9 +317,9 @@ async fn each_claim_is_answered_apart_and_by_its_own_results() {
     other["driver"] = "gpu.example.com".into();
     // Two shares of one device, and a device of another driver.
     let two = [other.clone(), share("s-1", "1G"), share("s-2", "2G")];
-    it.api().put_claim("two", "u-two", &["p"], devices(&two));
-    it.api().put_claim("others", "u-others", &["p"], devices(&[other]));
-    it.api().put_claim("wrong", "u-wrong", &["p"], with(&[share("s", "1G")], &json!({"x": "y"})));
+    it.api().put_claim("two", "u-two", &["p"], &devices(&two));
+    it.api().put_claim("others", "u-others", &["p"], &devices(&[other]));
+    it.api().put_claim("wrong", "u-wrong", &["p"], &with(&[share("s", "1G")], &json!({"x": "y"})));
     it.api().put_garbage("garbage", json!({"metadata": {"uid": "u-garbage"}, "status": 7}));
     let claims = [
         ("u-two", "two"),
@@ -372,14 +372,14 @@ async fn hostile_quantities_have_a_clear_answer() {
     .enumerate()
     {
         let uid = format!("u-{nth}");
-        it.api().put_claim("c", &uid, &["p"], devices(&[share("s", text)]));
+        it.api().put_claim("c", &uid, &["p"], &devices(&[share("s", text)]));
         let answer = it.manager.call_prepare(&[(&uid, "c")]).await.unwrap();
         let why = answer[&uid].as_ref().unwrap_err();
         assert!(why.contains(says) && why.contains("egress of ens1"), "{text}: {why}");
     }
     let mut none = share("s", "3G");
     none.as_object_mut().unwrap().remove("consumedCapacity");
-    it.api().put_claim("c", "u", &["p"], devices(&[none]));
+    it.api().put_claim("c", "u", &["p"], &devices(&[none]));
     let answer = it.manager.call_prepare(&[("u", "c")]).await.unwrap();
     assert!(answer["u"].as_ref().unwrap_err().contains("DRAConsumableCapacity"));
     assert!(agent.claims().is_empty() && it.has_nothing());
@@ -387,7 +387,7 @@ async fn hostile_quantities_have_a_clear_answer() {
     for (text, rate) in
         [("3Gi", 3_221_225_472_u64), ("3e9", 3_000_000_000), ("1000000Ki", 1_024_000_000)]
     {
-        it.api().put_claim("c", text, &["p"], devices(&[share("s", text)]));
+        it.api().put_claim("c", text, &["p"], &devices(&[share("s", text)]));
         it.manager.call_prepare(&[(text, "c")]).await.unwrap()[text].as_ref().unwrap();
         assert_eq!(agent.claims()[text]["shares"][0]["rate"], rate);
     }
@@ -452,7 +452,7 @@ async fn pods_that_share_a_claim_are_known() {
 async fn the_status_of_a_claim_says_what_it_got() {
     let (it, agent, _driver) = Shared::running().await;
     let results = [share("s-1", "3G"), share("s-2", "1G")];
-    it.api().put_claim("c", UID, &["p"], with(&results, &json!({"backend": "auto"})));
+    it.api().put_claim("c", UID, &["p"], &with(&results, &json!({"backend": "auto"})));
     it.manager.prepare("p", (UID, "c")).await.unwrap();
     let status = || it.api().claim("c").unwrap()["status"]["devices"].clone();
     until("it is ready", async || status()[1]["conditions"][0]["status"] == "True").await;

@@ -73,7 +73,7 @@ impl Api {
 
     /// A claim in the namespace `default`, as the scheduler leaves it: its results, its
     /// configuration and the UIDs of the pods that it is reserved for.
-    pub(crate) fn put_claim(&self, name: &str, uid: &str, pods: &[&str], devices: Value) {
+    pub(crate) fn put_claim(&self, name: &str, uid: &str, pods: &[&str], devices: &Value) {
         let consumer = |uid: &&str| json!({"resource": "pods", "name": uid, "uid": uid});
         let claim = json!({
             "apiVersion": "resource.k8s.io/v1",
