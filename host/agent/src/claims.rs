@@ -1,4 +1,4 @@
-//! Claims of pods: reserved parts of uplinks, as a driver of Kubernetes has them from the scheduler.
+//! Claims of pods: reserved parts of uplinks. A driver of Kubernetes has them from the scheduler.
 //!
 //! A claim is there before its pods have a network. A container is of a pod if its engine says so
 //! (`pod` of [`About`](crate::control::About)).

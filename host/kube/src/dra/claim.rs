@@ -1,4 +1,4 @@
-//! A claim as the scheduler allocated it, and what is kept of it.
+//! A claim as the scheduler allocated it, and the record of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,6 +1,6 @@
-//! The slice of the node, by which the scheduler knows its uplinks: kept as the agent has them, also
-//! when a kubelet removes it, as one does that starts. It stays when the driver ends, for the next
-//! one: a slice that goes and comes would keep pods waiting.
+//! The slice of the node, by which the scheduler knows its uplinks. A kubelet that starts removes
+//! it, and it is made again. It stays when the driver ends, for the next one: a slice that goes and
+//! comes would keep pods waiting.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -177,13 +177,19 @@ fn keeper(store: &Store) -> std::io::Result<File> {
     Ok(file)
 }
 
+/// Whether the API server has no slices.
+fn is_unknown(error: &watcher::Error) -> bool {
+    let watcher::Error::InitialListFailed(kube::Error::Api(status)) = error else { return false };
+    status.code == 404
+}
+
 async fn no_shares(dra: &Dra, what: &str) {
     let why = format!("the API server {what}: the node has rocinante.dev/mbps in place of devices");
     dra.cluster.event(&dra.node, "NoSharedDevices", &why).await;
 }
 
-/// Keeps the slice for ever, as soon as no other driver of the node does. `is_keeper` says when that
-/// is; `has_shares`, whether the API server shares devices.
+/// Keeps the slice for ever, as soon as no other driver of the node does. `is_keeper` says when
+/// that is; `has_shares`, whether the API server shares devices.
 pub(crate) async fn keep(
     dra: &Dra,
     mut agent: Receiver<Option<Status>>,
@@ -220,17 +226,15 @@ pub(crate) async fn keep(
                         match event {
                             Event::Init => listed.clear(),
                             Event::InitApply(it) => _ = listed.insert(it.name_any(), it),
-                            Event::InitDone => (slices, is_synced) = (std::mem::take(&mut listed), true),
+                            Event::InitDone => {
+                                (slices, is_synced) = (std::mem::take(&mut listed), true);
+                            }
                             Event::Apply(it) => _ = slices.insert(it.name_any(), it),
                             Event::Delete(it) => _ = slices.remove(&it.name_any()),
                         }
                     }
                     Err(error) => {
-                        let has_none = matches!(
-                            &error,
-                            watcher::Error::InitialListFailed(kube::Error::Api(it)) if it.code == 404
-                        );
-                        if has_none && std::mem::take(&mut keeps.shares) {
+                        if is_unknown(&error) && std::mem::take(&mut keeps.shares) {
                             no_shares(dra, "has no resource.k8s.io/v1").await;
                             has_shares(false);
                         }
@@ -297,7 +301,7 @@ pub(crate) async fn keep(
             Ok(()) => (write_said, pause) = (Said::default(), AGAIN),
             Err(failed) => {
                 write_said.warn(format!("the node's slice is not written: {failed}"));
-                // The watch says what is there.
+                // The watch shows the others.
                 if matches!(failed, Failed::Gone) {
                     slices.remove(&slice_of(name));
                 }

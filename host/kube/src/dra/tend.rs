@@ -48,8 +48,8 @@ impl Dra {
         }
     }
 
-    /// Has the file, CDI and the agent agree, by the API. Without the API server that which the file
-    /// has stays. Error: what is left to do.
+    /// Has the file, CDI and the agent agree, by the API. Without the API server the claims of the
+    /// file stay. Error: the rest of the work.
     async fn mend(&self) -> Result<(), String> {
         let error = |error: std::io::Error| error.to_string();
         let before = self.locked().await?.records.clone();
@@ -69,7 +69,7 @@ impl Dra {
                 Err(failed) => left = Some(format!("the claim {name}: {failed}")),
             }
         }
-        // Calls went on meanwhile: only what is as it was is changed.
+        // Calls went on meanwhile, and their changes stay.
         let mut state = self.locked().await?;
         let is_as_before = |now: Option<&Record>, uid: &String| now == before.get(uid);
         for (uid, word) in words {
@@ -180,7 +180,9 @@ pub(crate) async fn tend(
                         Event::Delete(pod) => _ = pods.remove(&pod.uid().unwrap_or_default()),
                     }
                 }
-                Err(error) => watch_said.warn(format!("the watch of pods was interrupted: {error}")),
+                Err(error) => {
+                    watch_said.warn(format!("the watch of pods was interrupted: {error}"));
+                }
             },
             Ok(()) = health.changed() => {}
             Ok(()) = keeps.changed() => {}
@@ -214,7 +216,7 @@ pub(crate) async fn tend(
     }
 }
 
-/// Follows the pods of claims, and writes their status. Error: what is left to do.
+/// Follows the pods of claims, and writes their status. Error: the rest of the work.
 async fn follow(
     dra: &Dra,
     pods: &Pods,

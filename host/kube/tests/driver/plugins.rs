@@ -97,7 +97,7 @@ impl Manager {
         });
     }
 
-    /// `pluginwatcher.Watcher`: sockets that came and went; names with a dot before are passed over.
+    /// `pluginwatcher.Watcher`: sockets that came and went, without names that begin with a dot.
     async fn look(&self) {
         let sockets: Vec<String> = match self.registry.exists() {
             true => names(&self.registry).into_iter().filter(|it| !it.starts_with('.')).collect(),
