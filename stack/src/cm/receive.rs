@@ -250,12 +250,13 @@ impl ConnectionManager {
         let (state, conn) = (conn.state, ConnId(id));
         let (reason, private) = (rej.reason, rej.private.to_vec());
         match state {
-            State::ReqSent | State::ReqReceived => {
+            State::ReqSent | State::ReqReceived if reason != RejReason::STALE_CONNECTION => {
                 self.report_end(id, CmEvent::Rejected { conn, reason, private });
                 self.remove(id);
             }
-            // Its queue pair may have got packets.
-            State::RepReceived | State::RepSent => {
+            // Its queue pair may have got packets; or may still get those of the connection that
+            // the peer has with that number (Linux cm.c, `cm_rej_handler`).
+            State::ReqSent | State::ReqReceived | State::RepReceived | State::RepSent => {
                 self.report_end(id, CmEvent::Rejected { conn, reason, private });
                 self.enter_timewait(now, id);
             }

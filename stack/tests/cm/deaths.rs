@@ -14,13 +14,14 @@ fn a_peer_that_died_and_asks_again_with_the_same_queue_pair_ends_the_old_connect
     net.restart(A, 99);
     let again = net.connect(0x11);
     net.run(1);
-    // The new request is rejected, the old connection ends, and the next attempt succeeds.
-    assert_eq!(rejection(&net.take(A)[0]), RejReason::STALE_CONNECTION);
+    // The new request is rejected, the old connection ends, and the next attempt succeeds, when no
+    // packet of the old connection can come any more.
+    assert_eq!(rejection(&net.one(A)), RejReason::STALE_CONNECTION);
     assert_eq!(net.take(B)[0], disconnected(b, Ended::Stale));
     assert_eq!(net.cm[B].counters().stale, 1);
     net.run(500);
     assert_eq!(net.one(B), released(b, 0x22));
-    let _ = again;
+    assert_eq!(net.one(A), released(again, 0x11));
     net.connected(0x11, 0x22);
 }
 

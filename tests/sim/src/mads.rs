@@ -161,7 +161,7 @@ impl World<'_> {
         };
         let conn = ConnId(rep.remote);
         match talk.step {
-            Step::Asking => {
+            Step::Asking if !talk.is_over() => {
                 let blockers = self.blockers(at, from, rep.qpn, id);
                 if blockers.is_empty() && self.is_doubtful(at, from, rep.qpn, id, rep.ca_guid) {
                     for refusals in &mut self.calls[id].refusals {
