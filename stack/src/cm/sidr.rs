@@ -89,7 +89,11 @@ impl ConnectionManager {
         if query.retries == 0 {
             self.queries.remove(&id);
             self.counters.timeouts += 1;
-            self.events.push_back(CmEvent::Unresolved { query: id, status: None });
+            self.events.push_back(CmEvent::Unresolved {
+                query: id,
+                status: None,
+                private: Vec::new(),
+            });
             return;
         }
         query.retries -= 1;
@@ -163,11 +167,12 @@ impl ConnectionManager {
             return self.counters.stray += 1;
         }
         self.forget_query(id);
-        self.events.push_back(if rep.status == SidrStatus::SUCCESS {
-            let private = rep.private.to_vec();
-            CmEvent::Resolved { query: id, qpn: rep.qpn, qkey: rep.qkey, private }
-        } else {
-            CmEvent::Unresolved { query: id, status: Some(rep.status) }
+        let (query, private) = (id, rep.private.to_vec());
+        self.events.push_back(match rep.status {
+            SidrStatus::SUCCESS => {
+                CmEvent::Resolved { query, qpn: rep.qpn, qkey: rep.qkey, private }
+            }
+            status => CmEvent::Unresolved { query, status: Some(status), private },
         });
     }
 }

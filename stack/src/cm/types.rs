@@ -300,6 +300,8 @@ pub enum CmEvent {
         query: SidrQueryId,
         /// The peer's status; `None` if it did not answer.
         status: Option<SidrStatus>,
+        /// The private data of its answer.
+        private: Vec<u8>,
     },
 }
 

@@ -7,7 +7,7 @@ use rocinante_stack::wire::cm::{
 };
 use rocinante_stack::wire::mad::MadBytes;
 
-use crate::net::{A, B, MS, Net, address};
+use crate::net::{A, B, MS, Net, address, unresolved};
 
 const UDP: ServiceId = ServiceId::of_port(PortSpace::Udp, 7174);
 const QP: (Qpn, u32) = (Qpn::new(0x77), 0x0123_4567);
@@ -122,7 +122,7 @@ fn who_refuses_says_so() {
     let ((ask, _), now) = (asked(&mut net), net.now);
     net.cm[B].answer(now, ask, Err(SidrStatus::REJECT), b"no").unwrap();
     net.run(1);
-    assert_eq!(net.one(A), CmEvent::Unresolved { query, status: Some(SidrStatus::REJECT) });
+    assert_eq!(net.one(A), unresolved(query, Some(SidrStatus::REJECT), b"no"));
     // After the listener stops, B refuses the questions that its program has not seen.
     let [heard, unheard] = [0, 1].map(|_| resolve(&mut net));
     net.run(1);
@@ -130,10 +130,7 @@ fn who_refuses_says_so() {
     let CmEvent::Asked { ask: first, .. } = &events[0] else { panic!("no question") };
     net.cm[B].unlisten_datagrams(net.now, listener, |ask| ask == *first);
     net.run(1);
-    assert_eq!(
-        net.one(A),
-        CmEvent::Unresolved { query: unheard, status: Some(SidrStatus::REJECT) }
-    );
+    assert_eq!(net.one(A), unresolved(unheard, Some(SidrStatus::REJECT), b""));
     answer(&mut net, *first).unwrap();
     net.run(1);
     assert!(matches!(net.one(A), CmEvent::Resolved { query, .. } if query == heard));
@@ -147,7 +144,7 @@ fn a_program_that_never_answers_loses_the_question() {
     net.run(1);
     let (ask, _) = asked(&mut net);
     net.run(10_000);
-    assert_eq!(net.one(A), CmEvent::Unresolved { query, status: None });
+    assert_eq!(net.one(A), unresolved(query, None, b""));
     net.run(70_000);
     assert_eq!(net.one(B), CmEvent::AskOver { ask });
     assert_eq!(answer(&mut net, ask), Err(CmError::Unknown));

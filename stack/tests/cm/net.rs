@@ -5,11 +5,11 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use rocinante_stack::cm::{
     Accept, CmConfig, CmEvent, ConnId, Connect, ConnectionManager, Ended, ListenerId, QpSide,
-    Transmit,
+    SidrQueryId, Transmit,
 };
 use rocinante_stack::types::{Mtu, Psn, Qpn, Time};
 use rocinante_stack::wire::AliveMad;
-use rocinante_stack::wire::cm::{CmMessage, PortSpace, ServiceId, Transport};
+use rocinante_stack::wire::cm::{CmMessage, PortSpace, ServiceId, SidrRep, SidrStatus, Transport};
 
 /// The two sides: usually A connects and B listens.
 pub(crate) const A: usize = 0;
@@ -303,6 +303,17 @@ fn name(transmit: &Transmit) -> &'static str {
         CmMessage::Lap(_) => "LAP",
         CmMessage::Apr(_) => "APR",
     }
+}
+
+/// The end of a question without a queue pair. An answer has all its private data.
+pub(crate) fn unresolved(
+    query: SidrQueryId,
+    status: Option<SidrStatus>,
+    private: &[u8],
+) -> CmEvent {
+    let mut private = private.to_vec();
+    private.resize(status.map_or(0, |_| SidrRep::PRIVATE_LEN), 0);
+    CmEvent::Unresolved { query, status, private }
 }
 
 pub(crate) fn disconnected(conn: ConnId, ended: Ended) -> CmEvent {

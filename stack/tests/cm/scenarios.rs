@@ -8,7 +8,9 @@ use rocinante_stack::wire::cm::{
     Announced, CmMessage, CommId, Lap, PortSpace, RejReason, ServiceId, SidrStatus,
 };
 
-use crate::net::{A, B, MS, Net, SERVICE, address, ask, config, disconnected, released, side};
+use crate::net::{
+    A, B, MS, Net, SERVICE, address, ask, config, disconnected, released, side, unresolved,
+};
 
 /// Milliseconds after which even a peer that never answers has been given up.
 pub(crate) const FOR_EVER: u64 = 200_000;
@@ -133,8 +135,8 @@ fn a_question_waits_for_its_listener() {
             net.run(1);
             let status = Some(SidrStatus::REJECT);
             let mut told = net.take(A);
-            told.sort_by_key(|event| *event != CmEvent::Unresolved { query, status });
-            let expected = [query, second].map(|query| CmEvent::Unresolved { query, status });
+            let expected = [query, second].map(|query| unresolved(query, status, b""));
+            told.sort_by_key(|event| *event != expected[0]);
             assert_eq!(told, expected);
             net.cm[B].unlisten_datagrams(net.now, listener, |_| false);
         }
@@ -147,7 +149,7 @@ fn a_question_waits_for_its_listener() {
     assert_eq!(net.take(A), []);
     net.run(2);
     let status = Some(SidrStatus::UNSUPPORTED);
-    assert_eq!(net.one(A), CmEvent::Unresolved { query, status });
+    assert_eq!(net.one(A), unresolved(query, status, b""));
 }
 
 #[test]
@@ -519,7 +521,7 @@ fn a_datagram_service_is_resolved() {
     assert!(net.cm[A].is_empty() && net.cm[B].is_empty());
     let query = resolve(&mut net);
     net.run(1);
-    assert_eq!(net.one(A), CmEvent::Unresolved { query, status: Some(SidrStatus::UNSUPPORTED) });
+    assert_eq!(net.one(A), unresolved(query, Some(SidrStatus::UNSUPPORTED), b""));
 }
 
 #[test]
@@ -528,7 +530,7 @@ fn a_question_is_repeated_and_given_up() {
     net.mute[B] = true;
     let query = resolve(&mut net);
     net.run(10_000);
-    assert_eq!(net.one(A), CmEvent::Unresolved { query, status: None });
+    assert_eq!(net.one(A), unresolved(query, None, b""));
     assert_eq!(net.sent().iter().filter(|sent| **sent == (A, "SIDR_REQ")).count(), 16);
     net.assert_nothing_left();
 }

@@ -6,7 +6,7 @@ use rocinante_stack::wire::cm::{
     CmMessage, CommId, Dreq, IpHeader, PortSpace, Rej, RejReason, Req, ServiceId, SidrReq, Subject,
 };
 
-use crate::net::{A, B, Net, SERVICE, address, disconnected, released};
+use crate::net::{A, B, Net, SERVICE, address, disconnected, released, unresolved};
 use crate::scenarios::rejection;
 
 const UDP: ServiceId = ServiceId::of_port(PortSpace::Udp, 7174);
@@ -288,7 +288,7 @@ fn two_questions_of_ours_to_one_service_are_answered_or_given_up_each_by_itself(
     let third = ask(&mut net);
     net.cm[A].forget_query(first);
     net.run(5_600);
-    assert_eq!(net.one(A), CmEvent::Unresolved { query: second, status: None });
+    assert_eq!(net.one(A), unresolved(second, None, b""));
     net.mute[A] = false;
     net.cm[B].serve(UDP, None, (Qpn::new(7), 9), b"").unwrap();
     net.run(500);

@@ -444,7 +444,7 @@ fn no_value_of_a_question_or_an_answer_does_any_harm() {
         let expected = if status == SidrStatus::SUCCESS {
             CmEvent::Resolved { query, qpn, qkey, private: private.to_vec() }
         } else {
-            CmEvent::Unresolved { query, status: Some(status) }
+            CmEvent::Unresolved { query, status: Some(status), private: private.to_vec() }
         };
         assert_eq!(net.one(A), expected);
         assert!(net.cm[A].is_empty());

@@ -152,7 +152,7 @@ fn deadlines_of_the_connection_manager_are_the_engines() {
     let query = solo.end.engine.cm().unwrap().resolve(now, way, service, b"").unwrap();
     solo.wait(solo.end.engine.poll_timeout().unwrap().since(now));
     let event = solo.end.engine.cm().unwrap().poll_event();
-    assert_eq!(event, Some(CmEvent::Unresolved { query, status: None }));
+    assert_eq!(event, Some(CmEvent::Unresolved { query, status: None, private: Vec::new() }));
     assert_eq!(solo.end.engine.poll_timeout(), None);
 }
 

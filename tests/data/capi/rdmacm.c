@@ -549,6 +549,19 @@ static void a_datagram_service_is_found(void)
 	CHECK(ah && !ibv_destroy_ah(ah));
 	CHECK(!rdma_ack_cm_event(found));
 	gone(client);
+	// A refusal says why.
+	client = routed(here, RDMA_PS_UDP, 5008);
+	ask(client, "where");
+	asked = event(there, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *refused = asked->id;
+	CHECK(!rdma_ack_cm_event(asked) && !rdma_reject(refused, "no", 2));
+	found = event(here, RDMA_CM_EVENT_UNREACHABLE);
+	param = &found->param.ud;
+	// IB_SIDR_REJECT.
+	CHECK(found->status == 2 && param->private_data_len == 136);
+	CHECK(!memcmp(param->private_data, "no", 3) && !rdma_ack_cm_event(found));
+	gone(client);
+	gone(refused);
 	// Nobody is at another port.
 	client = routed(here, RDMA_PS_UDP, 5009);
 	ask(client, "");

@@ -78,7 +78,7 @@ pub fn a_rejected_peer_gets_the_reason(on: On) {
     let server = server_of(&harness);
     let ask = || resolve(&a.ctx, 0, server, b"", PATIENCE);
     let refused = |with: SidrStatus| match ask() {
-        Err(VerbsError::Cm(CmFailure::Unresolved { status })) => assert_eq!(status, with),
+        Err(VerbsError::Cm(CmFailure::Unresolved { status, .. })) => assert_eq!(status, with),
         other => {
             let told = [a, b].map(|side| (side.ctx.counters(), side.ctx.cm_counters()));
             panic!("{other:?}: {told:#?}")
@@ -104,8 +104,9 @@ pub fn a_rejected_peer_gets_the_reason(on: On) {
             }
         }
         match asking.wait(PATIENCE) {
-            Err(VerbsError::Cm(CmFailure::Unresolved { status })) => {
-                assert_eq!(status, SidrStatus::REJECT);
+            Err(VerbsError::Cm(CmFailure::Unresolved { status, private_data })) => {
+                let why = if way == 0 { b"no\0" } else { &[0; 3] };
+                assert_eq!((status, &private_data[..3]), (SidrStatus::REJECT, &why[..]));
             }
             other => panic!("{other:?}"),
         }
@@ -120,7 +121,7 @@ pub fn a_rejected_peer_gets_the_reason(on: On) {
     assert_eq!(a.ctx.cm_counters().map_or(0, |counters| counters.timeouts), 0);
     drop(listener);
     match asking.wait(PATIENCE) {
-        Err(VerbsError::Cm(CmFailure::Unresolved { status })) => {
+        Err(VerbsError::Cm(CmFailure::Unresolved { status, .. })) => {
             assert_eq!(status, SidrStatus::REJECT);
         }
         other => panic!("{other:?}"),

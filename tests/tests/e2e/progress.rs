@@ -65,8 +65,11 @@ fn a_device_is_driven_from_elsewhere(backend: Backend) {
         });
         let _stop = StopOnDrop(&stop);
         let nobody = resolve(&a.ctx, 0, SocketAddr::new(b.address, 7175), b"", PATIENCE);
-        let unsupported = CmFailure::Unresolved { status: SidrStatus::UNSUPPORTED };
-        assert!(matches!(&nobody, Err(VerbsError::Cm(why)) if *why == unsupported), "{nobody:?}");
+        let unsupported = SidrStatus::UNSUPPORTED;
+        assert!(
+            matches!(&nobody, Err(VerbsError::Cm(CmFailure::Unresolved { status, .. })) if *status == unsupported),
+            "{nobody:?}"
+        );
         let [qp, peer] = [a, b].map(|side| side.qp().build().unwrap());
         let ends = [qp.endpoint(), peer.endpoint()];
         let options = ConnectOptions::default();

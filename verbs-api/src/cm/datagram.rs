@@ -232,8 +232,8 @@ impl Resolving {
                 let (sgid_index, peer) = (self.sgid_index, self.peer);
                 Ok(Some(DatagramService { sgid_index, peer, qpn, qkey, private }))
             }
-            Some(CmEvent::Unresolved { status: Some(status), .. }) => {
-                Err(VerbsError::Cm(CmFailure::Unresolved { status }))
+            Some(CmEvent::Unresolved { status: Some(status), private: private_data, .. }) => {
+                Err(VerbsError::Cm(CmFailure::Unresolved { status, private_data }))
             }
             Some(CmEvent::Unresolved { status: None, .. }) => Err(VerbsError::TimedOut),
             _ => Ok(None),

@@ -323,7 +323,7 @@ fn an_answer_that_cannot_be_told_refuses_the_question() {
     let error = request.reject(&[1; 500]).unwrap_err();
     assert!(error.to_string().contains("too much private data"), "{error}");
     let error = asked.wait(PATIENCE).unwrap_err();
-    let VerbsError::Cm(CmFailure::Unresolved { status }) = error else { panic!("{error}") };
+    let VerbsError::Cm(CmFailure::Unresolved { status, .. }) = error else { panic!("{error}") };
     assert_eq!(status, SidrStatus::REJECT);
 }
 

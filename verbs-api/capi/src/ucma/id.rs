@@ -251,9 +251,9 @@ impl CmSink for ToId {
                 let param = Param { qpn: qpn.value(), qkey, ah: facts.ah, private, ..none };
                 facts.tell(id, Kind::Established, 0, param);
             }
-            CmEvent::Unresolved { status, .. } => {
+            CmEvent::Unresolved { status, private, .. } => {
                 let status = status.map_or(-libc::ETIMEDOUT, |SidrStatus(code)| code.into());
-                facts.tell(id, Kind::Unreachable, status, none);
+                facts.tell(id, Kind::Unreachable, status, Param { private, ..none });
             }
             _ => {}
         }

@@ -252,10 +252,11 @@ fn of_query(table: &mut Table, number: u32, event: Event) -> Option<Query> {
         // A status from the peer is positive.
         event::UNREACHABLE if event.status > 0 => {
             let status = u8::try_from(event.status).ok().map(SidrStatus);
-            Ok(CmEvent::Unresolved { query: id, status })
+            Ok(CmEvent::Unresolved { query: id, status, private: event.private })
         }
         event::ADDR_ERROR | event::ROUTE_ERROR | event::CONNECT_ERROR | event::UNREACHABLE => {
-            failure(event.status).map(|()| CmEvent::Unresolved { query: id, status: None })
+            let (status, private) = (None, Vec::new());
+            failure(event.status).map(|()| CmEvent::Unresolved { query: id, status, private })
         }
         event::DEVICE_REMOVAL => Err(removed()),
         _ => return None,

@@ -26,6 +26,8 @@ pub enum CmFailure {
     Unresolved {
         /// The reason.
         status: SidrStatus,
+        /// The data of the peer's program: 136 bytes, zeros behind its end.
+        private_data: Vec<u8>,
     },
     /// The call is not possible: the port is in use (`EADDRINUSE`), private data is too long, or
     /// there are too many connections.
@@ -61,7 +63,7 @@ impl fmt::Display for CmFailure {
                     _ => Ok(()),
                 }
             }
-            Self::Unresolved { status } => {
+            Self::Unresolved { status, .. } => {
                 write!(f, "the peer names no queue pair for datagrams: {status}")?;
                 match *status {
                     SidrStatus::UNSUPPORTED => f.write_str(
