@@ -3,7 +3,7 @@
 
 use core::net::IpAddr;
 
-use crate::cm::{ConnId, ConnectionManager};
+use crate::cm::{ConnId, ConnectionManager, Requested};
 use crate::ids::slot_of;
 use crate::ingress::{Datagram, Integrity, UnconnectedSources};
 use crate::recognition::Recognition;
@@ -18,8 +18,9 @@ use crate::wire::{AliveMad, Opcode, Packet, PeerInfo, RecognitionMad, Service, S
 pub enum Addressee {
     /// The device with this slot: it drew an id that the datagram names.
     Slot(u8),
-    /// Whichever listens for the service.
-    Service(ServiceId),
+    /// The device that has taken the peer's request before. If none has: whichever listens for the
+    /// service, where the datagram names one.
+    Request(Requested, Option<ServiceId>),
     /// Any of them can answer it, or none.
     Any,
 }
@@ -54,8 +55,18 @@ pub fn addressee(bytes: &[u8]) -> Option<Addressee> {
         None => CmMessage::parse(payload).ok().filter(|_| is_mad).map(|(_, message)| message),
     };
     let id = match message {
-        Some(CmMessage::Req(req)) => return Some(Addressee::Service(req.service)),
-        Some(CmMessage::SidrReq(ask)) => return Some(Addressee::Service(ask.service)),
+        Some(CmMessage::Req(req)) => {
+            let requested = Requested::Connection(req.local);
+            return Some(Addressee::Request(requested, Some(req.service)));
+        }
+        Some(CmMessage::SidrReq(ask)) => {
+            let requested = Requested::Service(ask.request);
+            return Some(Addressee::Request(requested, Some(ask.service)));
+        }
+        // The peer gives its request up before it knows our id.
+        Some(CmMessage::Rej(rej)) if rej.remote == CommId(0) => {
+            return Some(Addressee::Request(Requested::Connection(rej.local), None));
+        }
         Some(CmMessage::SidrRep(rep)) => CommId(rep.request),
         Some(CmMessage::Mra(mra)) => mra.remote,
         Some(CmMessage::Rej(rej)) => rej.remote,

@@ -28,7 +28,7 @@ const ALL: u64 = 1 << 16;
 const XDP: u64 = 1 << 17;
 /// A guardian has the lock of this byte while it ends the connections of those that have gone.
 const GUARD: u64 = 1 << 18;
-/// Services are behind this: 256 bytes each, one for each slot.
+/// Services and requests are behind this: 256 bytes each, one for each slot.
 const SERVICES: u64 = 1 << 20;
 /// Ports are behind those, a byte each, so that the locks of ports in a row are one to the kernel.
 const PORTS: u64 = 3 << 61;
@@ -98,11 +98,33 @@ impl On {
 
 /// The place of a service among the locks. Two services at one place would only refuse each other.
 pub(super) fn service(service: u64, on: On) -> u64 {
-    // As SplitMix64 mixes. Locks that are next to each other become one, so these are apart.
-    let mut mixed = (service << 2 | on as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    place(mixed(service << 2 | on as u64))
+}
+
+/// The place of a peer's request among those of services.
+pub(super) fn request(peer: IpAddr, key: u64) -> u64 {
+    let octets = match peer {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
+        IpAddr::V6(ip) => ip.to_bits(),
+    };
+    place(
+        [(octets >> 64) as u64, octets as u64]
+            .into_iter()
+            .fold(key, |so_far, half| mixed(mixed(so_far) ^ half)),
+    )
+}
+
+/// Locks that are next to each other become one, so these are apart.
+fn place(mixed: u64) -> u64 {
+    SERVICES + (mixed >> 11) * 512
+}
+
+/// As SplitMix64 mixes.
+fn mixed(bits: u64) -> u64 {
+    let mut mixed = bits.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    SERVICES + ((mixed ^ mixed >> 31) >> 11) * 512
+    mixed ^ mixed >> 31
 }
 
 impl Locks {
@@ -201,6 +223,12 @@ impl Locks {
             Some(_) => Err(io::Error::from_raw_os_error(libc::EADDRINUSE)),
             None => self.lock(place + u64::from(slot)),
         }
+    }
+
+    /// As [`listen`](Self::listen), where no other process can be in the way.
+    pub(super) fn hold_place(&self, place: u64, slot: u8) {
+        // Without it a neighbour may get what is for this process, as if it had never been here.
+        let _ = self.lock(place + u64::from(slot));
     }
 
     pub(super) fn unlisten(&self, place: u64, slot: u8) {

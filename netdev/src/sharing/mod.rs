@@ -362,6 +362,31 @@ impl Slots {
         None
     }
 
+    /// From now on this process has a request of a peer, which the peer may repeat, or has it no
+    /// more. The key is the peer's number of it. `way`: the own address, and the peer's. It waits
+    /// for no other process.
+    pub fn hold_request(&self, (address, peer): (IpAddr, IpAddr), key: u64, is_held: bool) {
+        let Ok(it) = self.at(address) else { return };
+        let place = locks::request(peer, key);
+        if is_held {
+            it.locks.hold_place(place, self.first);
+            it.listens().insert(place);
+        } else {
+            it.unlisten(place, self.first);
+        }
+    }
+
+    /// The slot of the process that has a request of a peer. This process may have it itself.
+    #[must_use]
+    pub fn request_holder(&self, (address, peer): (IpAddr, IpAddr), key: u64) -> Option<u8> {
+        let it = self.at(address).ok()?;
+        let place = locks::request(peer, key);
+        if it.listens().contains(&place) {
+            return Some(self.first);
+        }
+        it.locks.listener(place).ok().flatten()
+    }
+
     /// This process has a port on an address as `claim` says from now on. The meaning of the number
     /// is the callers'; to the kernel a port is one, however often this process has it. Error:
     /// `EADDRINUSE`: a neighbour has it in a way that does not go with that. Nothing has changed

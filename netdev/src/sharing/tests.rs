@@ -316,6 +316,27 @@ fn a_service_has_one_process_that_listens() {
 }
 
 #[test]
+fn a_request_is_the_process_s_that_has_it() {
+    let here = [loopback(), loopback()];
+    let [first, second, third] = [(); 3].map(|()| lease(&here, 1).expect("a slot"));
+    let peers = [IpAddr::from([10, 0, 0, 9]), "fe80::9".parse().expect("an address")];
+    let ways = [(here[0], peers[0]), (here[1], peers[0]), (here[0], peers[1])];
+    let holders = |key| ways.map(|way| third.request_holder(way, key));
+    second.hold_request(ways[0], 5, true);
+    third.hold_request(ways[2], 5, true);
+    assert_eq!(holders(5), [Some(1), None, Some(2)], "a process knows its own");
+    assert_eq!([holders(6), holders(5 | 1 << 32)], [[None; 3]; 2]);
+    // No place is also that of another request, or of a service.
+    assert_eq!([here[0], here[1]].map(|at| third.listener(5, at)), [None, None]);
+    third.hold_request(ways[2], 5, false);
+    second.hold_request(ways[1], 5, true);
+    second.hold_request(ways[0], 5, false);
+    assert_eq!(holders(5), [None, Some(1), None]);
+    drop((first, second));
+    assert_eq!(holders(5), [None; 3], "it ends with the process");
+}
+
+#[test]
 fn a_port_is_one_processs_or_all_share_it() {
     use PortClaim::{Alone, None, Shared};
     let here = [loopback(), loopback()];

@@ -7,6 +7,7 @@
 
 use core::net::{IpAddr, SocketAddr};
 
+use super::notes::Requested;
 use super::tables::{Ask, ListenAddress, Listener, Stage, Timer, places};
 use super::{Asked, CmError, CmEvent, ConnectionManager, ListenerId, SidrReqId};
 use crate::tuning::cm::{ANSWER_KEPT, ANSWERS_MAX, SERVICES_MAX};
@@ -167,6 +168,7 @@ impl ConnectionManager {
         let addresses = (dst, src);
         self.asks.insert(id, Ask { addresses, request, tid, service, stage, due });
         self.by_ask.insert((src, request), id);
+        self.note_request(addresses, Requested::Service(request), true);
         self.timers.insert((due, Timer::Ask(id)));
         self.counters.requests += 1;
         self.events.push_back(CmEvent::Asked { listener, ask: id, asked });
@@ -187,6 +189,7 @@ impl ConnectionManager {
         let Some(ask) = self.asks.remove(&id) else { return };
         self.timers.remove(&(ask.due, Timer::Ask(id)));
         self.by_ask.remove(&(ask.addresses.1, ask.request));
+        self.note_request(ask.addresses, Requested::Service(ask.request), false);
         if matches!(ask.stage, Stage::Answered(_)) {
             self.answered.retain(|other| *other != id);
         }

@@ -34,7 +34,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use self::alive::{Letter, Notices};
 use self::conn::{Conn, State};
-pub use self::notes::{Note, Noted};
+pub use self::notes::{Note, Noted, Requested};
 use self::tables::{Ask, Early, ListenAddress, Listener, Query, ServingQp, Timer};
 pub use self::types::{
     Accept, Asked, CmConfig, CmError, CmEvent, CmFootprint, ConnId, Connect, Ended, ListenerId,
@@ -249,9 +249,10 @@ impl ConnectionManager {
 
     /// The connection no longer counts in a backlog.
     fn leave_backlog(&mut self, id: CommId) {
-        let Some(listener) = self.conns.get_mut(&id).and_then(|conn| conn.listener.take()) else {
-            return;
-        };
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        let (addresses, remote) = (conn.addresses, conn.remote);
+        let Some(listener) = conn.listener.take() else { return };
+        self.note_request(addresses, Requested::Connection(remote), false);
         if let Some(listener) = self.listeners.values_mut().find(|other| other.id == listener) {
             listener.pending = listener.pending.saturating_sub(1);
         }

@@ -20,15 +20,47 @@ pub struct Note {
     remote_qpn: Qpn,
 }
 
-/// A change of the notes.
+/// The number that a peer gave its request. It repeats the request under that number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Noted {
-    /// The own address of the connection.
-    pub address: IpAddr,
-    /// Its communication id.
-    pub id: CommId,
-    /// The note; `None` if the connection is over.
-    pub note: Option<Note>,
+pub enum Requested {
+    /// The communication id of a REQ.
+    Connection(CommId),
+    /// The request id of a SIDR REQ.
+    Service(u32),
+}
+
+impl Requested {
+    /// The number and its kind.
+    #[must_use]
+    pub fn key(self) -> u64 {
+        match self {
+            Self::Connection(id) => u64::from(id.0),
+            Self::Service(id) => 1 << 32 | u64::from(id),
+        }
+    }
+}
+
+/// A change that the devices on the address have to know of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Noted {
+    /// A connection begins, or ends.
+    Connection {
+        /// Its own address.
+        address: IpAddr,
+        /// Its communication id.
+        id: CommId,
+        /// The note; `None` if the connection is over.
+        note: Option<Note>,
+    },
+    /// The peer may repeat a request that this device has taken, or no longer does.
+    Request {
+        /// The own address, and the peer's.
+        addresses: (IpAddr, IpAddr),
+        /// The peer's number.
+        requested: Requested,
+        /// Whether this device has it.
+        is_held: bool,
+    },
 }
 
 impl Note {
@@ -136,13 +168,25 @@ impl ConnectionManager {
         let Some(conn) = self.conns.get(&id).filter(|_| self.config.slot.is_some()) else { return };
         let (address, peer) = conn.addresses;
         let note = Note { peer, local: id, remote: conn.remote, remote_qpn: conn.remote_qpn };
-        self.notes.push_back(Noted { address, id, note: Some(note) });
+        self.notes.push_back(Noted::Connection { address, id, note: Some(note) });
     }
 
     /// The peer has it no more.
     pub(super) fn forget_note(&mut self, id: CommId) {
         if let Some(conn) = self.conns.get(&id).filter(|_| self.config.slot.is_some()) {
-            self.notes.push_back(Noted { address: conn.addresses.0, id, note: None });
+            self.notes.push_back(Noted::Connection { address: conn.addresses.0, id, note: None });
+        }
+    }
+
+    /// A repetition of a peer's request comes to this device from now on, or does not.
+    pub(super) fn note_request(
+        &mut self,
+        addresses: (IpAddr, IpAddr),
+        requested: Requested,
+        is_held: bool,
+    ) {
+        if self.config.slot.is_some() {
+            self.notes.push_back(Noted::Request { addresses, requested, is_held });
         }
     }
 }

@@ -4,6 +4,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use super::alive::Alive;
 use super::conn::{Conn, State};
+use super::notes::Requested;
 use super::tables::places;
 use super::{CmEvent, ConnId, ConnectionManager, Ended, ListenerId, QpSide, Reply, Request};
 use crate::types::{Mtu, Pkey, Qpn, Time};
@@ -188,6 +189,7 @@ impl ConnectionManager {
         };
         self.conns.insert(local, conn);
         self.by_request.insert((src, req.local), local);
+        self.note_request((dst, src), Requested::Connection(req.local), true);
         self.by_qpn.insert((src, req.qpn), local);
         self.counters.requests += 1;
         let request = Box::new(Request {

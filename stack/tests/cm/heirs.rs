@@ -1,7 +1,7 @@
 //! A device that shared its address with another one is gone without a word: the other one ends its
 //! connections, by the notes.
 
-use rocinante_stack::cm::{CmConfig, ConnectionManager, Ended, Note, Noted};
+use rocinante_stack::cm::{CmConfig, ConnectionManager, Ended, Note, Noted, Requested};
 use rocinante_stack::types::Time;
 use rocinante_stack::wire::cm::{CmMessage, CommId};
 
@@ -26,7 +26,11 @@ fn noted(net: &mut Net) -> Vec<Noted> {
 }
 
 fn kept(net: &mut Net) -> Vec<Note> {
-    noted(net).iter().filter_map(|noted| noted.note).collect()
+    let note = |noted: &Noted| match noted {
+        Noted::Connection { note, .. } => *note,
+        Noted::Request { .. } => None,
+    };
+    noted(net).iter().filter_map(note).collect()
 }
 
 /// A goes, and another device on its address has these notes.
@@ -44,9 +48,18 @@ fn a_note_says_what_the_peer_has_to_be_told() {
     let (first, b) = net.connected(0x03_0011, 0x22);
     let (second, _) = net.connected(0x03_0012, 0x23);
     let all = noted(&mut net);
-    assert_eq!(all.iter().map(|noted| noted.id).collect::<Vec<_>>(), [first.0, second.0]);
-    assert!(all.iter().all(|noted| noted.address == address(A)));
-    let notes: Vec<Note> = all.iter().map(|noted| noted.note.unwrap()).collect();
+    let notes: Vec<Note> = all
+        .iter()
+        .zip([first, second])
+        .map(|(noted, conn)| match noted {
+            Noted::Connection { address: at, id, note: Some(note) } => {
+                assert_eq!((*at, *id), (address(A), conn.0));
+                *note
+            }
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!((all.len(), notes.len()), (2, 2));
     assert!(notes.iter().all(|note| note.slot() == GONE));
     go(&mut net, &notes[..1]);
     net.run(1);
@@ -78,16 +91,30 @@ fn notes_are_of_connections_that_a_peer_may_have() {
     assert_eq!(noted(&mut net), [], "its DREQ may be lost");
     net.mute[B] = false;
     net.run(500);
-    assert_eq!(noted(&mut net)[..1], [Noted { address: address(A), id: a.0, note: None }]);
+    assert_eq!(
+        noted(&mut net)[..1],
+        [Noted::Connection { address: address(A), id: a.0, note: None }]
+    );
     // As the listener: from its REP on. Another one asks, and gets no note.
     let mut net = Net::with(|side| if side == B { sharing(GONE) } else { config(side) }, 1);
     net.listen(1);
-    let (_, b) = net.asked(0x11);
+    let (a, b) = net.asked(0x11);
+    let (addresses, id) = ((address(B), address(A)), a.0);
+    let request =
+        |is_held| Noted::Request { addresses, requested: Requested::Connection(id), is_held };
+    assert_eq!(net.cm[B].poll_note(), Some(request(true)));
     assert_eq!(net.cm[B].poll_note(), None);
     net.accept(b, 0x03_0022);
     let noted = net.cm[B].poll_note().unwrap();
-    assert_eq!((noted.address, noted.id, noted.note.is_some()), (address(B), b.0, true));
+    let Noted::Connection { address: at, id, note: Some(_) } = noted else { panic!("{noted:?}") };
+    assert_eq!((at, id), (address(B), b.0));
+    // The peer repeats its request until it has the answer.
+    assert_eq!(net.cm[B].poll_note(), None);
     net.run(1);
+    net.cm[A].establish(a, b"").unwrap();
+    net.run(1);
+    assert_eq!(net.cm[B].poll_note(), Some(request(false)));
+    assert_eq!(net.cm[B].poll_note(), None);
     assert_eq!(net.cm[A].poll_note(), None, "it shares its address with no other");
 }
 
@@ -142,7 +169,8 @@ fn an_heir_leaves_what_it_has_not_finished() {
     net.run(1);
     assert_eq!(net.take(B)[0], disconnected(b, Ended::ByPeer));
     net.run(500);
-    assert!(noted(&mut net).iter().any(|noted| noted.note.is_none()), "then there is none");
+    let over = |noted: &Noted| matches!(noted, Noted::Connection { note: None, .. });
+    assert!(noted(&mut net).iter().any(over), "then there is none");
 }
 
 /// A note may be forged.

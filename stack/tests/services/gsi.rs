@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use crate::common::{PORT, Solo, addr, template, to};
 use rocinante_stack::cm::{
-    Accept, CmConfig, CmEvent, ConnId, Connect, ConnectionManager, Ended, QpSide,
+    Accept, CmConfig, CmEvent, ConnId, Connect, ConnectionManager, Ended, QpSide, Requested,
 };
 use rocinante_stack::types::{Mtu, Pkey, Psn, Qpn, QueueKind, Time};
 use rocinante_stack::verbs::QpState;
@@ -343,7 +343,8 @@ fn each_datagram_says_whom_it_is_for() {
     let side = side(Qpn::new(0x05_0123));
     let ask = ask(addresses, service, side);
     let conn = here.connect(now, &ask).unwrap();
-    here.resolve(now, (addresses[0], addresses[1]), (datagrams, 9), b"").unwrap();
+    let way = (addresses[0], addresses[1]);
+    let query = here.resolve(now, way, (datagrams, 9), b"").unwrap();
     let mut seen = Vec::new();
     for _ in 0..8 {
         while let Some(sent) = here.poll_transmit() {
@@ -375,8 +376,8 @@ fn each_datagram_says_whom_it_is_for() {
     assert_eq!(
         seen,
         [
-            (false, Some(Addressee::Service(service))),
-            (false, Some(Addressee::Service(datagrams))),
+            (false, Some(Addressee::Request(Requested::Connection(conn.0), Some(service)))),
+            (false, Some(Addressee::Request(Requested::Service(query.0), Some(datagrams)))),
             // The answer for the datagram service, and REP; RTU and DREQ; DREP.
             (true, to_here),
             (true, to_here),
@@ -405,6 +406,13 @@ fn each_datagram_says_whom_it_is_for() {
     let nobody =
         Dreq { local: CommId(7), remote: CommId(0), remote_qpn: Qpn::new(9), private: b"" };
     assert_eq!(of(&CmMessage::Dreq(nobody).emit(3)), Some(Addressee::Any));
+    // A peer that gives its request up may not know who has it.
+    let given_up = here.connect(now, &ask).unwrap();
+    let _ = here.poll_transmit();
+    here.forget(now, given_up);
+    let requested = Requested::Connection(given_up.0);
+    let rej = here.poll_transmit().unwrap();
+    assert_eq!(of(&rej.mad), Some(Addressee::Request(requested, None)));
     assert_eq!(of(&[0xff; 256]), Some(Addressee::Any));
     // A packet to another queue pair has no addressee, nor have other bytes.
     let mut other = packet();

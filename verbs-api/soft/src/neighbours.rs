@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rocinante_netdev::{Delivery, NOTE_BYTES, RxDatagram, Slots};
-use rocinante_stack::cm::{ConnectionManager, Note};
+use rocinante_stack::cm::{ConnectionManager, Note, Noted, Requested};
 use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::wire::cm::ServiceId;
 use rocinante_stack::{Addressee, addressee};
@@ -46,10 +46,8 @@ impl Neighbours {
     fn hand_over_mad(&mut self, datagram: &RxDatagram<'_>) -> bool {
         let slot = match addressee(datagram.payload) {
             Some(Addressee::Slot(slot)) if !self.own.contains(&usize::from(slot)) => Some(slot),
-            Some(Addressee::Service(service)) => {
-                let other = Some(service.listened()).filter(|other| *other != service);
-                let find = |service: ServiceId| self.listener(service.0, datagram.dst);
-                find(service).or_else(|| find(other?))
+            Some(Addressee::Request(requested, service)) => {
+                self.taker(datagram, requested, service)
             }
             _ => None,
         };
@@ -62,6 +60,27 @@ impl Neighbours {
             Delivery::NoProcess => return false,
         }
         true
+    }
+
+    /// The slot of the neighbour that has a peer's request, or that listens for its service if no
+    /// process has it.
+    fn taker(
+        &self,
+        datagram: &RxDatagram<'_>,
+        requested: Requested,
+        service: Option<ServiceId>,
+    ) -> Option<u8> {
+        if !self.slots.is_leader(datagram.dst) {
+            return None;
+        }
+        let way = (datagram.dst, datagram.src);
+        if let Some(slot) = self.slots.request_holder(way, requested.key()) {
+            return Some(slot).filter(|slot| !self.own.contains(&usize::from(*slot)));
+        }
+        let service = service?;
+        let other = Some(service.listened()).filter(|other| *other != service);
+        let find = |service: ServiceId| self.listener(service.0, datagram.dst);
+        find(service).or_else(|| find(other?))
     }
 
     /// The slot of the process that listens for a service, if that is not this one. Only the leader
@@ -86,12 +105,19 @@ impl Neighbours {
     }
 
     /// Writes down the connections that begin and end, for the neighbours of a process that has
-    /// gone.
+    /// gone; and the requests whose repetitions come here.
     pub(super) fn note_connections(&self, cm: &mut ConnectionManager) {
         while let Some(noted) = cm.poll_note() {
-            match &noted.note {
-                Some(note) => self.slots.note(noted.address, noted.id.0, &note.to_bytes()),
-                None => self.slots.drop_note(noted.address, noted.id.0),
+            match noted {
+                Noted::Connection { address, id, note: Some(note) } => {
+                    self.slots.note(address, id.0, &note.to_bytes());
+                }
+                Noted::Connection { address, id, note: None } => {
+                    self.slots.drop_note(address, id.0)
+                }
+                Noted::Request { addresses, requested, is_held } => {
+                    self.slots.hold_request(addresses, requested.key(), is_held);
+                }
             }
         }
     }

@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 
 use rocinante_netdev::sim::{SimConfig, SimNet};
 use rocinante_netdev::{AnyPort, Interface, PortConfig, RxDatagram, RxIpId, Shards, Slots};
-use rocinante_stack::cm::{CmConfig, Connect, ConnectionManager, QpSide};
+use rocinante_stack::cm::{CmConfig, CmEvent, Connect, ConnectionManager, QpSide, Requested};
 use rocinante_stack::types::{Mtu, Psn, Qpn, Time};
-use rocinante_stack::wire::cm::{CommId, PortSpace, ServiceId, Transport};
+use rocinante_stack::wire::cm::{
+    CmMessage, CommId, PortSpace, RejReason, ServiceId, SidrStatus, Transport,
+};
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, write_gsi};
-use rocinante_stack::wire::{AliveMad, Pairs};
+use rocinante_stack::wire::{AliveMad, MadBytes, Pairs};
 use rocinante_stack::{Engine, EngineConfig};
 
 use super::host::Host;
@@ -96,6 +98,100 @@ fn a_path_to_the_peer_of_the_dead_has_chores_at_once() {
     assert!(shard.io.chores_by().is_some_and(|by| by <= now));
 }
 
+const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 9));
+
+/// A peer's wish for a connection.
+fn ask(here: IpAddr, service: ServiceId) -> Connect<'static> {
+    let side = QpSide {
+        qpn: Qpn::new(0x11),
+        psn: Psn::new(1),
+        responder_resources: 1,
+        initiator_depth: 1,
+        rnr_retry: 7,
+        flow_control: false,
+        srq: false,
+        announced: None,
+    };
+    Connect {
+        local: PEER,
+        remote: here,
+        service,
+        source_port: 9,
+        side,
+        transport: Transport::Rc,
+        mtu: Mtu::Mtu1024,
+        ack_timeout: 14,
+        retry_count: 7,
+        traffic_class: 0,
+        hop_limit: 64,
+        keep_alive: None,
+        private: b"",
+    }
+}
+
+/// A process has taken a request, or a question, and listens no more; the leader, or a third
+/// process, listens for the service now. The repetitions of the peer are not theirs.
+#[test]
+fn what_a_peer_repeats_goes_to_the_process_that_has_it() {
+    let (here, [first, second]) = neighbours();
+    let mut leader = Router::new(None, Some(Neighbours::new(&first)));
+    let mut goes = |mad: &MadBytes| {
+        let mut packet = [0; GSI_PACKET_LEN];
+        write_gsi(&mut packet, Psn::new(1), mad);
+        let (ip_id, tos) = (RxIpId::None, None);
+        let (payload, src, dst, src_port) = (&packet[..], PEER, here, 0xc000);
+        leader.route(&RxDatagram { payload, src, dst, src_port, ip_id, tos }).is_none()
+    };
+    let taker = Neighbours::new(&second);
+    let slot = Some(second.first());
+    let mut cm = ConnectionManager::new(CmConfig { slot, ..CmConfig::default() });
+    let mut peer = ConnectionManager::new(CmConfig::default());
+    let [tcp, udp] = [PortSpace::Tcp, PortSpace::Udp].map(|space| ServiceId::of_port(space, 7));
+    let conn = peer.connect(Time(1), &ask(here, tcp)).unwrap();
+    let req = peer.poll_transmit().unwrap().mad;
+    peer.resolve(Time(1), (PEER, here), (udp, 9), b"").unwrap();
+    let question = peer.poll_transmit().unwrap().mad;
+    peer.forget(Time(1), conn);
+    let rej = peer.poll_transmit().unwrap().mad;
+    let all = [&req, &question, &rej];
+    first.listen(tcp.0, None).unwrap();
+    first.listen(udp.0, None).unwrap();
+    assert_eq!(all.map(&mut goes), [false; 3], "the listener's, and no process's");
+    let listener = cm.listen(tcp, None, 1).unwrap();
+    let resolver = cm.listen_datagrams(udp, None, 1).unwrap();
+    for mad in [&req, &question] {
+        cm.handle_mad(Time(1), PEER, here, mad);
+    }
+    let events = [(); 2].map(|()| cm.poll_event().unwrap());
+    let [CmEvent::Request { conn, .. }, CmEvent::Asked { ask, .. }] = events else {
+        panic!("{events:?}")
+    };
+    cm.unlisten(listener, |_| true);
+    cm.unlisten_datagrams(Time(1), resolver, |_| true);
+    taker.note_connections(&mut cm);
+    assert_eq!(all.map(&mut goes), [true; 3]);
+    // Its answer to the question may be lost; its refusal of the request ends that.
+    cm.answer(Time(1), ask, Err(SidrStatus::REJECT), b"").unwrap();
+    cm.reject(conn, RejReason::CONSUMER, b"").unwrap();
+    taker.note_connections(&mut cm);
+    assert_eq!(all.map(&mut goes), [false, true, false]);
+    // The leader has the request, and a neighbour listens for the service now.
+    first.unlisten(tcp.0, None);
+    second.listen(tcp.0, None).unwrap();
+    assert!(goes(&req));
+    let requested = Requested::Connection(conn_of(&req)).key();
+    first.hold_request((here, PEER), requested, true);
+    assert!(!goes(&req) && !goes(&rej));
+}
+
+/// The peer's id of a request.
+fn conn_of(mad: &MadBytes) -> CommId {
+    match CmMessage::parse(&mad[..]) {
+        Ok((_, CmMessage::Req(req))) => req.local,
+        other => panic!("{other:?}"),
+    }
+}
+
 /// The listener of another process came while a request waited here. A refusal would end the
 /// connection that the peer's repetition begins there.
 #[test]
@@ -105,35 +201,10 @@ fn a_request_that_waited_is_left_to_the_neighbour_that_listens() {
     let mut engine = Engine::new(EngineConfig::default());
     let config = CmConfig { refusal_delay: 5, ..CmConfig::default() };
     engine.start_cm(CmConfig { slot: Some(first.first()), ..config });
-    let remote = IpAddr::from([10, 0, 0, 9]);
+    let remote = PEER;
     let mut peer = ConnectionManager::new(config);
     for service in services {
-        let side = QpSide {
-            qpn: Qpn::new(0x11),
-            psn: Psn::new(1),
-            responder_resources: 1,
-            initiator_depth: 1,
-            rnr_retry: 7,
-            flow_control: false,
-            srq: false,
-            announced: None,
-        };
-        let ask = Connect {
-            local: remote,
-            remote: here,
-            service,
-            source_port: 9,
-            side,
-            transport: Transport::Rc,
-            mtu: Mtu::Mtu1024,
-            ack_timeout: 14,
-            retry_count: 7,
-            traffic_class: 0,
-            hop_limit: 64,
-            keep_alive: None,
-            private: b"",
-        };
-        peer.connect(Time(1), &ask).unwrap();
+        peer.connect(Time(1), &ask(here, service)).unwrap();
         let sent = peer.poll_transmit().unwrap();
         engine.cm().unwrap().handle_mad(Time(1), remote, here, &sent.mad);
     }
