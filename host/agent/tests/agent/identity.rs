@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use rocinante_lab::{Container, Netns};
+use rustix::process::Signal;
 
 use crate::asker::{As, Asker, eventually};
 use crate::lab::{Host, host_or_skip};
@@ -96,10 +97,23 @@ fn every_interface_of_a_container_is_guarded() {
     let second_address = "10.78.0.1".parse().expect("an address");
     assert!(allowed("h20").expect("a program").contains(&second_address));
     assert!(!host.may_leave(0).contains(&second_address));
-    // One that comes later.
+    // Those that come later, one by one and at once.
+    let is_guarded = |name: &str, address: &str| {
+        let address = address.parse().expect("an address");
+        allowed(name).is_some_and(|allowed| allowed.contains(&address))
+    };
     second(&host, "h21", "eth2", "10.79.0.1/24");
-    let third_address = "10.79.0.1".parse().expect("an address");
-    eventually("it is guarded", || allowed("h21").is_some_and(|a| a.contains(&third_address)));
+    eventually("it is guarded", || is_guarded("h21", "10.79.0.1"));
+    host.signal(Signal::STOP);
+    for (name, inside, address) in
+        [("h22", "eth3", "10.80.0.1"), ("h23", "eth4", "10.81.0.1"), ("h24", "eth5", "10.82.0.1")]
+    {
+        second(&host, name, inside, &format!("{address}/24"));
+    }
+    host.signal(Signal::CONT);
+    for (name, address) in [("h22", "10.80.0.1"), ("h23", "10.81.0.1"), ("h24", "10.82.0.1")] {
+        eventually("each is guarded", || is_guarded(name, address));
+    }
 }
 
 /// A container that changes its addresses itself keeps those of the moment when the agent knows it,
