@@ -230,6 +230,30 @@ fn packets_are_heard_only_from_rtr_on() {
     }
 }
 
+/// A queue pair that has never sent breaks as any other.
+#[test]
+fn a_bad_request_breaks_a_queue_pair_in_rtr() {
+    for (opcode, payload, event, status) in [
+        (Op::RC_RDMA_WRITE_ONLY, 4, Some(QpEvent::AccessErr), WcStatus::WrFlushErr),
+        (Op::RC_ATOMIC_WRITE, 4, Some(QpEvent::ReqErr), WcStatus::WrFlushErr),
+        (Op::RC_SEND_ONLY, 4, None, WcStatus::LocLenErr),
+    ] {
+        let mut solo = Solo::script();
+        solo.end = in_state(QpState::Rtr);
+        solo.try_recv(1, &[]).unwrap();
+        let reth = crate::common::reth(0, Default::default(), 4);
+        let header: &[u8] = if opcode == Op::RC_SEND_ONLY { &[] } else { &reth };
+        solo.receive_request(opcode, 0, &[header, &[1; 4][..payload]]);
+        let (state, attr, _) = solo.end.engine.query_qp(solo.end.qpn).unwrap();
+        assert_eq!((state, attr.state), (QpState::Err, Some(QpState::Err)), "{opcode:?}");
+        assert_eq!(solo.event(), Some(QpEvent::CommEst), "{opcode:?}");
+        assert_eq!(solo.event(), event, "{opcode:?}");
+        assert_eq!(solo.event(), None);
+        assert_eq!(solo.completed(), [(1, status)]);
+        assert_eq!(solo.sent().len(), 1, "the peer gets a NAK");
+    }
+}
+
 #[test]
 fn an_error_flushes_sends_then_receives_in_order() {
     let mut solo = Solo::script();
