@@ -13,14 +13,21 @@ use crate::provider::sync::Mutex;
 
 const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
-/// An action that was there before ours. It is never freed: a handler may be about to follow it.
+/// A handler that was there before ours. It is never freed: a fault may be about to follow it.
 struct Before {
-    action: sigaction,
+    handler: usize,
+    flags: c_int,
     /// The handler before that, if ours was between them.
-    older: *const Before,
+    older: AtomicPtr<Before>,
 }
 
-/// The last action before ours, for each signal.
+impl Before {
+    fn is(&self, action: &sigaction) -> bool {
+        (self.handler, self.flags) == (action.sa_sigaction, action.sa_flags)
+    }
+}
+
+/// The handlers before ours, the last one first, each once: for each signal.
 static BEFORE: [AtomicPtr<Before>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
 /// Held while an action is changed.
 static CHANGE: Mutex<()> = Mutex::new(());
@@ -74,10 +81,8 @@ fn install(signal: c_int, before: &AtomicPtr<Before>) {
     if is_ours(&found) {
         return;
     }
-    let older = before.load(Ordering::Relaxed);
-    let node = Box::leak(Box::new(Before { action: found, older }));
     // A fault in this moment finds the action that is about to be replaced.
-    before.store(node, Ordering::Release);
+    put_first(before, &found);
     // SAFETY: the handler is a function of this library, which is never unloaded. It calls only
     // functions that a signal may interrupt.
     unsafe {
@@ -89,6 +94,33 @@ fn install(signal: c_int, before: &AtomicPtr<Before>) {
         ours.sa_mask = found.sa_mask;
         libc::sigaction(signal, &raw const ours, ptr::null_mut());
     }
+}
+
+/// Puts an action before all others of a list. One that is in the list moves, so that a program
+/// that changes between its handlers makes the list no longer. A fault meanwhile meets each at most
+/// twice.
+fn put_first(list: &AtomicPtr<Before>, action: &sigaction) {
+    let mut link = list;
+    // SAFETY: none is ever freed.
+    while let Some(node) = unsafe { link.load(Ordering::Relaxed).as_ref() } {
+        if node.is(action) {
+            break;
+        }
+        link = &node.older;
+    }
+    let mut node = link.load(Ordering::Relaxed);
+    if node.is_null() {
+        let (handler, flags) = (action.sa_sigaction, action.sa_flags);
+        node = Box::leak(Box::new(Before { handler, flags, older: AtomicPtr::default() }));
+    } else if ptr::eq(link, list) {
+        return;
+    } else {
+        // SAFETY: as above.
+        link.store(unsafe { (*node).older.load(Ordering::Relaxed) }, Ordering::Release);
+    }
+    // SAFETY: as above.
+    unsafe { (*node).older.store(list.load(Ordering::Relaxed), Ordering::Release) };
+    list.store(node, Ordering::Release);
 }
 
 /// A fault, or a signal that a process sent.
@@ -151,14 +183,14 @@ unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
         && !given.is_null()
     {
         // SAFETY: none is ever freed.
-        before = unsafe { (*given).older };
+        before = unsafe { (*given).older.load(Ordering::Acquire) };
     }
     if before.is_null() {
         return end(signal, info);
     }
     // SAFETY: none is ever freed.
-    let action = unsafe { &(*before).action };
-    match action.sa_sigaction {
+    let &Before { handler: function, flags, .. } = unsafe { &*before };
+    match function {
         libc::SIG_DFL => return end(signal, info),
         // SAFETY: as in `on_fault`.
         libc::SIG_IGN => match is_fault(signal, unsafe { (*info).si_code }) {
@@ -167,7 +199,7 @@ unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
         },
         _ => {}
     }
-    if action.sa_flags & libc::SA_RESETHAND != 0 {
+    if flags & libc::SA_RESETHAND != 0 {
         reset(signal);
     }
     fault.store(context as usize, Ordering::Relaxed);
@@ -175,12 +207,12 @@ unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     handler.store(before as usize, Ordering::Relaxed);
     // SAFETY: the program gave a function of this kind.
     unsafe {
-        if action.sa_flags & libc::SA_SIGINFO != 0 {
+        if flags & libc::SA_SIGINFO != 0 {
             let call: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) =
-                std::mem::transmute(action.sa_sigaction);
+                std::mem::transmute(function);
             call(signal, info, context);
         } else {
-            let call: extern "C" fn(c_int) = std::mem::transmute(action.sa_sigaction);
+            let call: extern "C" fn(c_int) = std::mem::transmute(function);
             call(signal);
         }
     }
@@ -227,6 +259,37 @@ mod tests {
             }
             SIGNALS.iter().all(|signal| libc::sigismember(&raw const now, *signal) == 1)
         }
+    }
+
+    /// The handlers of a list, the first one first.
+    fn listed(list: &AtomicPtr<Before>) -> Vec<(usize, c_int)> {
+        let next = |link: &AtomicPtr<Before>| {
+            // SAFETY: none is ever freed.
+            unsafe { link.load(Ordering::Relaxed).as_ref() }
+        };
+        let all = std::iter::successors(next(list), |before| next(&before.older));
+        all.take(100).map(|before| (before.handler, before.flags)).collect()
+    }
+
+    #[test]
+    fn a_program_that_changes_between_handlers_makes_the_list_no_longer() {
+        let list = AtomicPtr::default();
+        let put = |handler, flags| {
+            // SAFETY: zeroes are a value of the structure.
+            let mut action: sigaction = unsafe { zeroed() };
+            (action.sa_sigaction, action.sa_flags) = (handler, flags);
+            put_first(&list, &action);
+            listed(&list)
+        };
+        assert_eq!(put(libc::SIG_DFL, 0), [(0, 0)]);
+        for _ in 0..40 {
+            assert_eq!(put(77, 0)[0], (77, 0));
+            assert_eq!(put(88, 0)[..2], [(88, 0), (77, 0)]);
+            assert_eq!(put(77, 4)[..3], [(77, 4), (88, 0), (77, 0)]);
+            assert_eq!(put(77, 4)[..3], [(77, 4), (88, 0), (77, 0)]);
+        }
+        assert_eq!(listed(&list), [(77, 4), (88, 0), (77, 0), (0, 0)]);
+        assert_eq!(put(libc::SIG_DFL, 0), [(0, 0), (77, 4), (88, 0), (77, 0)]);
     }
 
     #[test]
