@@ -273,8 +273,7 @@ static void a_queue_pair_in_a_group_stays(void)
 
 static void regions_and_windows(void)
 {
-	// A card and Soft-RoCE take the low 8 bits of a key, and the program reads the key from
-	// there on.
+	// A card and Soft-RoCE take the low 8 bits of a key; the program reads the key after it.
 	struct ibv_mw *mw;
 	MADE(mw, ibv_alloc_mw(pd, IBV_MW_TYPE_2));
 	unsigned old = mw->rkey;
@@ -290,8 +289,7 @@ static void regions_and_windows(void)
 	CHECK(mw->rkey == key);
 	REFUSED(EINVAL, ibv_dereg_mr(mr));
 	struct ibv_mw_bind again = { .bind_info = shows };
-	// The header's own function refuses it.
-	CHECK(ibv_bind_mw(to, mw, &again) == EINVAL);
+	CHECK(ibv_bind_mw(to, mw, &again) == EINVAL); // The header's own function.
 	MINUS(EINVAL, ibv_rereg_mr(mr, 8, NULL, NULL, 0, 0));
 	MINUS(EINVAL, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, NULL, NULL, 0, 0));
 	MINUS(EINVAL, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0,
@@ -543,15 +541,17 @@ static void of_two_contexts(void)
 	DONE(ibv_dealloc_td(td[0]));
 }
 
-// A queue stays as deep as it is if less has no room, and one that has overflowed says so again
-// and again.
+// A queue with too much in it keeps its depth. One that overflowed says so again and again.
 static void a_queue_with_too_much(void)
 {
 	struct ibv_poll_cq_attr plain = { 0 };
 	for (int deep = 8, is; deep > 0; deep -= 7) {
-		struct ibv_cq_init_attr_ex attr = { .cqe = deep };
+		struct ibv_cq_init_attr_ex attr = { .cqe = deep, .flags =
+			IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, .comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS };
 		struct ibv_cq_ex *ex;
 		struct ibv_qp *qp;
+		NONE(EOPNOTSUPP, ibv_create_cq_ex(context, &attr));
+		attr.flags = IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
 		MADE(ex, ibv_create_cq_ex(context, &attr));
 		struct ibv_cq *narrow = ibv_cq_ex_to_cq(ex);
 		struct ibv_qp_init_attr with = { .send_cq = narrow, .recv_cq = narrow,

@@ -67,8 +67,9 @@ pub(super) unsafe extern "C" fn create_cq_ex(
 ) -> *mut abi::CqEx {
     /// `IBV_CQ_INIT_ATTR_MASK_FLAGS` and `..._PD`.
     const KNOWN: u32 = 3;
-    /// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED` and `..._IGNORE_OVERRUN`.
-    const FLAGS: u32 = 3;
+    /// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`. A queue that overflows ends: `..._IGNORE_OVERRUN` is
+    /// refused, as Soft-RoCE refuses it.
+    const FLAGS: u32 = 1;
     /// `IBV_CREATE_CQ_SUP_WC_FLAGS` without time stamps, VLANs, flow and other tags.
     const WC_FLAGS: u64 = 0x7f;
     pointer(|| {
