@@ -173,6 +173,20 @@ impl Unacknowledged {
 mod tests {
     use super::*;
 
+    #[test]
+    fn the_last_user_frees_an_object() {
+        let users = Users::default();
+        assert_eq!(users.none(), Ok(()));
+        users.add();
+        users.add();
+        users.add();
+        for left in [2, 1, 0] {
+            users.remove();
+            let free = if left == 0 { Ok(()) } else { Err(libc::EBUSY) };
+            assert_eq!([users.none(), users.none()], [free; 2]);
+        }
+    }
+
     /// Programs acknowledge more than they took: `ibv_ack_cq_events(3)` has no way to refuse.
     #[test]
     fn acknowledgements_beyond_what_was_taken_hold_up_nothing() {
