@@ -335,7 +335,7 @@ impl Qp {
 
     #[inline]
     pub fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
-        if !self.state.get().takes_sends() {
+        if !self.state.get().takes_sends() && !self.has_broken() {
             return wrong_state(list.len());
         }
         if self.device.has_windows.load(Ordering::Acquire)
@@ -346,6 +346,16 @@ impl Qp {
         // While this lock is held, no handle is destroyed.
         let ahs = (self.rules.qp_type == QpType::Ud).then(|| self.device.ahs.read());
         self.raw.post_send(list, &self.rules, ahs.as_deref())
+    }
+
+    /// Whether it has broken since the last change: it takes requests now, and flushes them.
+    #[cold]
+    fn has_broken(&self) -> bool {
+        let broken = matches!(state(self.raw.query(ffi::abi::mask::STATE)), Ok(QpState::Err));
+        if broken {
+            self.state.set(QpState::Err);
+        }
+        broken
     }
 
     /// Posts a list with requests that bind windows. It posts these one by one, because the library

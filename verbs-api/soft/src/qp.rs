@@ -9,7 +9,7 @@ use rocinante_netdev::PathSpec;
 use rocinante_stack::stats::{LimitsHit, QpCounters};
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
-use rocinante_stack::{ModifyError, QpAttr, QpInit};
+use rocinante_stack::{ModifyError, PostError, QpAttr, QpInit};
 
 use super::charge::Charge;
 use super::front::QpShared;
@@ -189,11 +189,30 @@ impl Qp {
 
     #[inline]
     pub fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
-        self.shared.post_send(&self.core, list)
+        match self.shared.post_send(&self.core, list) {
+            Err(refused) if self.has_broken(refused) => self.shared.post_send(&self.core, list),
+            done => done,
+        }
     }
 
     pub fn post_send_all(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
-        self.shared.post_send_all(&self.core, list)
+        match self.shared.post_send_all(&self.core, list) {
+            Err(refused) if self.has_broken(refused) => self.shared.post_send_all(&self.core, list),
+            done => done,
+        }
+    }
+
+    /// Whether a list was refused for a state that takes no requests, and the queue pair has broken
+    /// since it came to that state: now it takes them, and flushes them.
+    #[cold]
+    fn has_broken(&self, refused: PostListError) -> bool {
+        if refused != (PostListError { index: 0, error: PostError::State }) {
+            return false;
+        }
+        let shard = self.core.hold();
+        let state = shard.engine.query_qp(self.qpn).map(|(state, ..)| state);
+        let broken = state.filter(|state| *state == QpState::Err);
+        broken.inspect(|state| self.shared.state.set(*state)).is_some()
     }
 
     #[inline]

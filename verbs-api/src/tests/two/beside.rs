@@ -7,8 +7,8 @@ use rocinante_soft::model::qp::{ModifyAttr, PostListError};
 use rocinante_soft::{Hca, Inbox};
 use rocinante_stack::cm::{CmError, ListenerId};
 use rocinante_stack::mem::MwType;
-use rocinante_stack::types::Psn;
-use rocinante_stack::verbs::{QpState, WcOpcode};
+use rocinante_stack::types::{Key, Psn};
+use rocinante_stack::verbs::{QpEvent, QpState, WcOpcode};
 use rocinante_stack::wire::cm::{PortSpace, ServiceId};
 use rocinante_stack::{PostError, QpAttr};
 
@@ -147,6 +147,86 @@ fn of_a_list_all_before_the_refused_request_is_posted_and_no_more() {
             (0..2).for_each(|n| near.post(good(n)).unwrap());
             assert_eq!(settle(), (2, 2), "{error:?}, held {held}");
         }
+    }
+}
+
+/// Polling a queue drives the device as long as a queue pair completes to it, whichever others have
+/// gone or were refused.
+#[test]
+fn a_queue_serves_the_queue_pairs_that_are_left() {
+    let net = SimNet::new(1);
+    let [a, b] = &sides(&net, false);
+    let options = ConnectOptions::default();
+    let connect = |_| {
+        let [near, far] = [a, b].map(Side::qp);
+        let [to_a, to_b] = [near.endpoint(), far.endpoint()];
+        (near.connect(&to_b, &options).unwrap(), far.connect(&to_a, &options).unwrap())
+    };
+    for order in [[0, 0, 0], [2, 1, 0], [1, 1, 0]] {
+        let mut pairs: Vec<_> = (0..3).map(connect).collect();
+        for gone in order {
+            a.pd.qp(&a.cq, &a.cq).max_send_wr(u32::MAX).build().unwrap_err();
+            for (near, far) in &pairs {
+                far.post_recv(&[RecvWr { wr_id: 2, sges: &[] }]).unwrap();
+                near.post(SendWr::send(b"").wr_id(1)).unwrap();
+                for (cq, wr_id) in [(&b.cq, 2), (&a.cq, 1)] {
+                    let end = Instant::now() + PATIENCE;
+                    let found = std::iter::from_fn(|| (Instant::now() < end).then_some(()))
+                        .find_map(|()| cq.poll_one().unwrap());
+                    assert_eq!(found.map(|wc| wc.wr_id), Some(wr_id), "{} left", pairs.len());
+                }
+            }
+            drop(pairs.remove(gone));
+        }
+    }
+}
+
+/// A queue pair that breaks before it may send is in ERR, and flushes what is posted, as one in RTS
+/// does: with the device free, and while another thread has it.
+#[test]
+fn one_that_breaks_in_rtr_flushes_what_is_posted() {
+    let net = SimNet::new(1);
+    let [a, b] = &sides(&net, false);
+    for (all, held) in [(false, false), (false, true), (true, false), (true, true)] {
+        let near = a.qp();
+        let far = b.pd.qp(&b.cq, &b.cq).build_reset().unwrap();
+        let (to_near, to_far) = (near.endpoint(), far.endpoint());
+        let rtr = QpAttr {
+            state: Some(QpState::Rtr),
+            path_mtu: Some(Mtu::Mtu1024),
+            dest_qpn: Some(to_near.qpn),
+            rq_psn: Some(to_near.psn),
+            max_dest_rd_atomic: Some(1),
+            min_rnr_timer: Some(12),
+            ..QpAttr::default()
+        };
+        far.modify(&ModifyAttr::init(Access::ALL)).unwrap();
+        far.modify(&ModifyAttr { attr: rtr, path: Some(PeerPath::to(&to_near)) }).unwrap();
+        let near = near.connect(&to_far, &ConnectOptions::default()).unwrap();
+        let post = || {
+            let wr = SendWr::send(b"").wr_id(7);
+            let posted = if all { far.post_send_all(&[wr]) } else { far.post_send(&[wr]) };
+            posted.map_err(|refused| refused.error)
+        };
+        assert_eq!(post(), Err(PostError::State));
+        let op = SendOp::Write { remote: 0, rkey: Key(0x77), imm: None };
+        near.post(SendWr::new(op, SendData::Inline(b"no"))).unwrap();
+        [b, a].iter().for_each(|side| side.ctx.progress());
+        assert_eq!((far.state(), far.query().0), (QpState::Err, QpState::Err));
+        let events = std::iter::from_fn(|| b.ctx.poll_async_event()).collect::<Vec<_>>();
+        let of_far = |event| AsyncEvent::Qp { qpn: to_far.qpn, event };
+        assert_eq!(events.last(), Some(&of_far(QpEvent::AccessErr)), "{events:?}");
+        std::thread::scope(|scope| {
+            let holds = held.then(|| soft(&b.ctx).shards.first().hold());
+            let posting = scope.spawn(post);
+            std::thread::sleep(Duration::from_millis(if held { 20 } else { 0 }));
+            drop(holds);
+            assert_eq!(posting.join().unwrap(), Ok(()));
+        });
+        let wc = b.cq.poll_one().unwrap().unwrap();
+        assert_eq!((wc.wr_id, wc.status), (7, WcStatus::WrFlushErr));
+        let wc = a.cq.poll_one().unwrap().unwrap();
+        assert_eq!(wc.status, WcStatus::RemAccessErr);
     }
 }
 
