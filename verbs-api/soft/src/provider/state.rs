@@ -5,7 +5,7 @@ use rocinante_stack::verbs::QpState;
 use crate::provider::sync::{AtomicU8, Ordering};
 
 /// The state after the last change; RESET at first. If the queue pair broke since then it is in
-/// ERR, where posting is allowed as in RTS, and in RTR is not: whoever is refused looks again.
+/// ERR, where posting is allowed as in RTS. A call that RTR refuses looks again.
 #[derive(Debug, Default)]
 pub struct StateCell(AtomicU8);
 
