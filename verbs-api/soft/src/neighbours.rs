@@ -113,7 +113,7 @@ impl Neighbours {
                     self.slots.note(address, id.0, &note.to_bytes());
                 }
                 Noted::Connection { address, id, note: None } => {
-                    self.slots.drop_note(address, id.0)
+                    self.slots.drop_note(address, id.0);
                 }
                 Noted::Request { addresses, requested, is_held } => {
                     self.slots.hold_request(addresses, requested.key(), is_held);
