@@ -61,16 +61,28 @@ impl Containers {
     /// Whether packets of this length go on from a host's end.
     fn carries(&self, host: &HostLink, mtu: u32) -> Result<(), Refused> {
         let config = self.config();
-        let links = self.lock().namespaces.links(None).map_err(|e| failed("list", &e))?;
+        let mut inner = self.lock();
+        let links = inner.namespaces.links(None).map_err(|e| failed("list", &e))?;
         let is_bridge = |link: &&HostLink| host.master == Some(link.index) && link.kind == "bridge";
         let bridge = links.iter().find(is_bridge);
+        let is_port = |link: &&HostLink| bridge.is_some_and(|it| link.master == Some(it.index));
+        let is_inward = |link: &HostLink| INWARD.contains(&link.kind.as_str());
         let is_uplink = |link: &HostLink| {
-            let leaves = !INWARD.contains(&link.kind.as_str());
-            let is_port = bridge.is_some_and(|bridge| link.master == Some(bridge.index));
-            is_port && leaves || config.uplinks.iter().any(|it| it.interface == link.name)
+            let is_configured = config.uplinks.iter().any(|it| it.interface == link.name);
+            is_port(&link) && !is_inward(link) || is_configured
+        };
+        // The MTU of a bridge without one of its own is that of a container that is about to be
+        // introduced, perhaps with an MTU as well.
+        let inward = links.iter().filter(is_port).filter(|link| is_inward(link));
+        let (known, new): (Vec<_>, Vec<_>) =
+            inward.partition(|link| inner.containers.contains_key(&link.index));
+        let follows_new = |bridge: &&HostLink| {
+            let has_its = |link: &&HostLink| link.mtu == bridge.mtu;
+            new.iter().any(has_its) && known.iter().all(|link| link.mtu >= mtu)
         };
         let uplinks = links.iter().filter(|link| is_uplink(link)).map(|link| ("uplink", link));
-        let mut all = bridge.map(|link| ("bridge", link)).into_iter().chain(uplinks);
+        let bridge = bridge.filter(|it| !follows_new(it)).map(|link| ("bridge", link));
+        let mut all = bridge.into_iter().chain(uplinks);
         let Some((what, link)) = all.find(|(_, link)| link.mtu < mtu) else { return Ok(()) };
         let HostLink { name, mtu: has, .. } = link;
         let reason = format!("the MTU of the {what} {name} is {has}, and the container's is {mtu}");

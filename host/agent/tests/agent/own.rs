@@ -287,3 +287,31 @@ fn an_interface_has_the_mtu_that_its_bridge_and_uplinks_carry() {
     // Other links have what they had, and the first container has what it was given.
     assert_eq!(mtus(&host, 0), [4200; 2]);
 }
+
+/// Two containers begin at once on a bridge without an MTU of its own: whichever comes first, the
+/// other has less then.
+#[test]
+fn two_that_are_introduced_at_once_have_their_mtu() {
+    let mut host = host_or_skip!("own::two_that_are_introduced_at_once", 2);
+    host.start();
+    for container in [0, 1] {
+        let end = host.container(container).host_end();
+        host.lab.host().ip(&["link", "set", end, "mtu", "1500"]).expect("set");
+        let own = ["link", "set", "eth0", "mtu", "1500"];
+        host.container(container).netns().ip(&own).expect("set");
+    }
+    std::thread::scope(|scope| {
+        let both = [0, 1].map(|container| {
+            let about = with_mtu(&host, container, 4200);
+            let control = host.control();
+            scope.spawn(move || control::introduce(&control, &about))
+        });
+        for it in both {
+            it.join().expect("no panic").expect("served");
+        }
+    });
+    assert_eq!([0, 1].map(|container| mtus(&host, container)), [[4200; 2]; 2]);
+    // Now the other one is known, and has its MTU.
+    let why = introduce(&host, &with_mtu(&host, 0, 4201)).expect_err("the other has less");
+    assert!(why.contains("the bridge br0 is 4200"), "{why}");
+}
