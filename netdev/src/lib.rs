@@ -25,6 +25,7 @@ mod udp;
 #[doc(hidden)]
 pub mod for_agent {
     pub use crate::choose::policy::nft_at_ingress;
+    pub use crate::frames::packet::send_frame;
     pub use crate::kernel::{bpf, descriptors, namespaces, rtnl};
 }
 

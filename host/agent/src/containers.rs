@@ -32,7 +32,7 @@ use crate::claims::Claims;
 use crate::class::Bounds;
 use crate::config::{Config, OtherWaysOut, SelfAdministered};
 use crate::control::About;
-use crate::host::{Attached, HostLink, Namespaces, NsId, SourceFilter, Sources};
+use crate::host::{Attached, HostLink, Namespaces, NsId, SourceFilter, Sources, announce};
 use crate::journal::{Drops, Journal, Seldom};
 use crate::limits::{Limits, Share};
 use crate::links::{
@@ -426,6 +426,17 @@ impl Inner {
         Some(gone)
     }
 
+    /// Announces a container that has another address, if its end is a port of a bridge.
+    fn announce(&mut self, end: u32, host: &HostLink, mac: [u8; 6]) {
+        let bridge = host.master.and_then(|it| self.namespaces.link(None, it).ok());
+        let Some(bridge) = bridge.filter(|it| it.kind == "bridge") else { return };
+        if let Err(e) = announce(bridge.index, end, mac)
+            && let Some(Container { namespace, name, .. }) = self.containers.get(&end)
+        {
+            self.journal.failed(*namespace, name, "cannot be announced", &e);
+        }
+    }
+
     /// Lets out the addresses that the container has now, or fewer. Returns whether it is still
     /// there.
     fn follow(&mut self, index: u32) -> bool {
@@ -467,7 +478,12 @@ impl Inner {
                 tell_mended(how, &container.name);
                 if sources != container.sources {
                     tell_followed(&self.journal, container, &sources);
+                    let is_new = sources.mac != container.sources.mac
+                        || !sources.addresses.is_subset(&container.sources.addresses);
                     container.sources = sources;
+                    if is_new && !allowed.addresses.is_empty() {
+                        self.announce(index, &host, allowed.mac);
+                    }
                 }
             }
             Err(e) if is_gone(&e) => return false,

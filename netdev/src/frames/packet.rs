@@ -43,6 +43,12 @@ pub(crate) use sys::page_bytes;
 use sys::{PacketSocket, SendScratch, Transmit};
 use tx::Sender;
 
+/// Sends a frame by an interface of the calling thread's network namespace. Error: no right to
+/// packet sockets; the interface is down, or has gone.
+pub fn send_frame(interface: u32, frame: &[u8]) -> io::Result<()> {
+    PacketSocket::new()?.send_by(interface, frame)
+}
+
 /// A port over an `AF_PACKET` socket. Opening it needs `CAP_NET_RAW` and Linux 6.2. Several ports
 /// share received frames by `PACKET_FANOUT`.
 pub type PacketPort = FramePort<PacketIo>;

@@ -5,6 +5,7 @@
 //! container's (`ip netns list-id`). So nothing here holds a container's namespace open, which
 //! would keep it and its veth alive.
 
+mod announce;
 mod counts;
 mod filter;
 mod gate;
@@ -14,6 +15,7 @@ mod shaper;
 mod uplink;
 mod watch;
 
+pub(crate) use announce::announce;
 pub use counts::{LinkCounts, link_counts};
 pub use filter::{ADDRESSES_MAX, Attached, Reason, SourceFilter, Sources};
 pub use namespaces::{HostLink, Namespaces, NsId, Peer};

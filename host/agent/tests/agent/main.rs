@@ -2,6 +2,7 @@
 //! with a bridge, in which an agent runs.
 
 mod afxdp;
+mod announced;
 mod asker;
 mod bad_input;
 mod called;
