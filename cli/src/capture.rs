@@ -125,7 +125,7 @@ fn capture(args: &Args, out: Output) -> Result {
         }
         let mut taken = 0;
         while taken < BURST {
-            let Some(wrote) = from.next(|it| write(&mut to, it, args.snap)) else { break };
+            let Some(wrote) = from.next(|it| write(&mut to, it, args.snap, &wanted)) else { break };
             packets += wrote.map_err(unwritable)?;
             taken += 1;
         }
@@ -147,7 +147,7 @@ fn capture(args: &Args, out: Output) -> Result {
     }
     let end = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     for _ in 0..RING_FRAMES {
-        let one = from.next(|it| (it.time <= end).then(|| write(&mut to, it, args.snap)));
+        let one = from.next(|it| (it.time <= end).then(|| write(&mut to, it, args.snap, &wanted)));
         let Some(Some(wrote)) = one else { break };
         packets += wrote.map_err(unwritable)?;
     }
@@ -198,13 +198,18 @@ fn why_ended(error: &std::io::Error, name: &str, index: Option<u32>) -> Option<S
     }
 }
 
-/// Writes the packets of a frame; returns their number.
-fn write(to: &mut Rewriter, it: Captured<'_>, snap: Option<u32>) -> std::io::Result<u64> {
+/// Writes the wanted packets of a frame; returns their number.
+fn write(
+    to: &mut Rewriter,
+    it: Captured<'_>,
+    snap: Option<u32>,
+    wanted: &Wanted,
+) -> std::io::Result<u64> {
     let time_ns = i128::try_from(it.time.as_nanos()).ok();
     let frame = Frame { number: 0, time_ns, link: ETHERNET, data: it.bytes };
     // The filter takes nothing else.
     let Ok(Some(datagram)) = roce_datagram(ETHERNET, it.bytes) else { return Ok(0) };
-    to.write_run(&frame, &datagram, it.run, snap)
+    to.write_run(&frame, &datagram, it.run, snap, |packet| wanted.has(packet))
 }
 
 /// Waits for frames.

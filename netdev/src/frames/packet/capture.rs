@@ -60,15 +60,17 @@ pub struct Run {
 }
 
 impl Capture {
-    /// Begins with the wanted datagrams of an interface. Of each, only the first `snap` bytes are
+    /// Begins with the frames of an interface that have wanted datagrams; of UD also those that
+    /// have others, which [`Wanted::has`] names. Of each datagram, only the first `snap` bytes are
     /// wanted, from the Ethernet header on, or all. Needs `CAP_NET_RAW`.
     ///
     /// # Errors
     /// No right to packet sockets, no such interface, or no memory for the ring.
     pub fn open(interface: u32, wanted: &Wanted, snap: Option<u32>) -> io::Result<Self> {
         let socket = PacketSocket::new()?;
-        let wanted = filter::of_capture(wanted);
         let heads = snap.filter(|snap| *snap <= heads::SNAP_MAX);
+        let heads = heads.map(|snap| snap.max(heads::HEADERS_MAX + wanted.judged_by()));
+        let wanted = filter::of_capture(wanted);
         let (source, whole_because) = match heads.map(|snap| Heads::of(&socket, &wanted, snap)) {
             Some(Ok(heads)) => {
                 socket.bind(interface)?;

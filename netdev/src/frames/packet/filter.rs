@@ -77,8 +77,32 @@ pub enum Wanted {
 
 /// The upper bits of UD's opcodes (IBTA volume 1, table 38), and all of the service's.
 const UD: [u32; 2] = [0x60, 0xe0];
+/// Where a UD packet has the number of its destination, and behind the Q_Key that of its source.
+const UD_NUMBERS: [usize; 2] = [4, 16];
 
-/// The program for whole UDP datagrams to port 4791 that are wanted.
+impl Wanted {
+    /// Whether a datagram of a frame that was taken is wanted, by its bytes from the BTH on. A
+    /// super-packet of UD has those of all queue pairs that send to one address.
+    #[must_use]
+    pub fn has(&self, datagram: &[u8]) -> bool {
+        let Self::Datagrams(qpn) = self else { return true };
+        UD_NUMBERS.iter().any(|at| {
+            let number = datagram.get(*at..).and_then(<[u8]>::first_chunk);
+            number.is_some_and(|it| u32::from_be_bytes(*it) & 0xff_ffff == *qpn)
+        })
+    }
+
+    /// The bytes from the BTH on without which [`has`](Self::has) does not know.
+    pub(super) fn judged_by(&self) -> u32 {
+        match self {
+            Self::Datagrams(_) => UD_NUMBERS[1] as u32 + 4,
+            Self::All | Self::Directions(_) => 0,
+        }
+    }
+}
+
+/// The program for whole UDP datagrams to port 4791 that may be wanted. It sees the first packet of
+/// a super-packet alone, so it takes UD's of all queue pairs.
 pub(super) fn of_capture(wanted: &Wanted) -> Vec<sock_filter> {
     let mut code = Program::default();
     for (ether_type, is_v4) in [(0x0800, true), (0x86dd, false)] {
@@ -103,17 +127,11 @@ pub(super) fn of_capture(wanted: &Wanted) -> Vec<sock_filter> {
                 &[]
             }
             Wanted::Directions(both) => both,
-            Wanted::Datagrams(qpn) => {
+            Wanted::Datagrams(_) => {
                 body.load(LD_BYTE, bth);
                 body.push(AND, UD[1], 0, 0);
                 body.require(UD[0]);
-                // The number in the BTH, and behind the Q_Key of the DETH.
-                for at in [bth + 4, bth + 16] {
-                    body.load(LD_WORD, at);
-                    body.push(AND, 0xff_ffff, 0, 0);
-                    body.push(JEQ, *qpn, 0, 1);
-                    body.push(RET, ALL, 0, 0);
-                }
+                body.push(RET, ALL, 0, 0);
                 &[]
             }
         };
@@ -132,7 +150,7 @@ pub(super) fn of_capture(wanted: &Wanted) -> Vec<sock_filter> {
             body.push(RET, ALL, 0, 0);
         }
         // An eBPF program has no instruction that is never reached.
-        if *wanted != Wanted::All {
+        if let Wanted::Directions(_) = wanted {
             body.push(RET, NOTHING, 0, 0);
         }
         code.branch(ether_type, body);
@@ -395,7 +413,9 @@ mod tests {
                 frame[at] = opcode;
                 frame[at + 4..at + 8].copy_from_slice(&(to | 0xa5 << 24).to_be_bytes());
                 frame[at + 16..at + 20].copy_from_slice(&(from | 0xa5 << 24).to_be_bytes());
-                run(&datagrams, &frame, false) == ALL
+                let wanted = Wanted::Datagrams(0x23);
+                assert!(!wanted.has(&frame[at..at + 19]) || to == 0x23, "cut off");
+                run(&datagrams, &frame, false) == ALL && wanted.has(&frame[at..at + 20])
             };
             for opcode in [0x64, 0x65] {
                 assert!(of_ud(opcode, 0x23, 9) && of_ud(opcode, 9, 0x23));

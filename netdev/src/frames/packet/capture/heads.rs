@@ -28,8 +28,8 @@ use crate::tuning::packet::CAPTURE_BYTES;
 
 /// The most bytes of a datagram: more cost as much as the whole.
 pub(super) const SNAP_MAX: u32 = 256;
-/// The fewest: more than the headers.
-const SNAP_MIN: u32 = 64;
+/// The fewest: no less than the headers.
+const SNAP_MIN: u32 = HEADERS_MAX;
 
 /// Datagrams for which a record has room. The kernel makes no super-packet of more
 /// (`UDP_MAX_SEGMENTS`), and later ones take none from packet sockets. One of more counts as lost.
@@ -39,6 +39,7 @@ const HEADER: i32 = 16;
 /// Lengths of Ethernet, IP and UDP headers.
 const V4: i32 = 14 + 20 + 8;
 const V6: i32 = 14 + 40 + 8;
+pub(super) const HEADERS_MAX: u32 = V6 as u32;
 const ETHER_V6: u16 = 0x86dd;
 
 /// Offsets of `len` and `gso_size` in `struct __sk_buff` of `linux/bpf.h`.

@@ -131,7 +131,7 @@ fn beginnings_are_of_the_wanted_datagrams_alone() {
         let wanted: [(Wanted, &[usize]); 4] = [
             (peer(remote), &[0, 4]),
             (peer(other), &[]),
-            (Wanted::Datagrams(0x23), &[2, 6]),
+            (Wanted::Datagrams(0x23), &[2, 3, 6]),
             (Wanted::All, &[0, 1, 2, 3, 4, 5, 6, 7]),
         ];
         let mut captures: Vec<_> = wanted
@@ -250,5 +250,32 @@ fn without_the_right_to_programs_frames_are_taken_whole() {
     // The other one wants more than pays.
     for capture in [&mut capture, &mut more] {
         assert!(datagrams(capture, 20).iter().all(|it| it.len() == 1042));
+    }
+}
+
+/// Queue pairs of a process share the path to an address, so that a super-packet has datagrams of
+/// several.
+#[test]
+fn datagrams_of_several_queue_pairs_in_a_frame_are_told_apart() {
+    let pair = or_skip!(Pair::new().and_then(|pair| takes_programs(&pair).map(|()| pair)));
+    let (mut a, mut b) = ports(&pair);
+    let wanted = Wanted::Datagrams(0x23);
+    let mut captures = [None, Some(64), Some(128)].map(|snap| open_at(&pair.a, &wanted, snap));
+    // To it and from it, and of others.
+    let sent = [(9, 7), (0x23, 7), (9, 0x23), (0x24, 9), (8, 0x23)];
+    for (local, remote, headers) in [(A4, B4, 42), (A6, B6, 62)] {
+        let to = path(&pair.a, &mut a, local, remote).id;
+        for (to_qpn, from_qpn) in sent {
+            let bytes = of(0x64, to_qpn, from_qpn);
+            a.reserve(to, bytes.len()).expect("room").buf.copy_from_slice(&bytes);
+            a.commit();
+        }
+        a.flush(|failure| panic!("{failure:?}"));
+        receive(&mut b, sent.len());
+        for capture in &mut captures {
+            let got = datagrams(capture, sent.len());
+            let has: Vec<bool> = got.iter().map(|it| wanted.has(&it[headers..])).collect();
+            assert_eq!(has, [false, true, true, false, true]);
+        }
     }
 }
