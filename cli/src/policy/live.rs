@@ -1,6 +1,8 @@
 //! `--live`: the rules and shapers on the path of a running container, and the backends that each
 //! binds.
 
+pub(crate) mod drops;
+
 use std::net::{IpAddr, UdpSocket};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -196,7 +198,12 @@ fn chains(ruleset: &Value) -> Vec<Chain> {
 
 /// The base chains of a namespace that may do something, with their interfaces.
 fn all_chains(netns: &Netns) -> Result<Vec<Chain>, LabError> {
-    let mut chains = chains(&netns.json("nft -j list ruleset")?);
+    all_chains_of(netns, &netns.json("nft -j list ruleset")?)
+}
+
+/// As [`all_chains`], of the namespace's rule set.
+fn all_chains_of(netns: &Netns, ruleset: &Value) -> Result<Vec<Chain>, LabError> {
+    let mut chains = chains(ruleset);
     for chain in chains.iter_mut().filter(|c| c.is_of_interfaces() && c.devices.is_empty()) {
         let [table, name] = &chain.names;
         // Unlike the JSON of nft 1.0.6, the text names the interfaces.

@@ -4,6 +4,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rocinante_netdev::handed::page::DROP;
+
 use crate::output::Result;
 use crate::policy::live;
 use crate::stat::rates::Rates;
@@ -85,14 +87,23 @@ impl Worker {
         Ok(rates)
     }
 
-    /// Adds the queue at the host's end of a container that an agent knows nothing of.
+    /// Adds what rules at the host's end of a container dropped, and the queue there if an agent
+    /// knows nothing of the container.
     fn add_host_end(&mut self, now: &mut Moment) {
         let (Some(_), [container]) = (&self.of, &mut now.containers[..]) else { return };
-        let Some(place) = container.place.as_ref().and_then(|it| it.to_str()) else { return };
-        let known = self.end.take().filter(|(name, _)| *name == container.name);
-        let (_, end) = self
-            .end
-            .insert(known.unwrap_or_else(|| (container.name.clone(), live::host_end(place))));
-        container.add_host_end(end.as_deref());
+        let end = match container.place.as_ref().and_then(|it| it.to_str()) {
+            Some(place) => {
+                let known = self.end.take().filter(|(name, _)| *name == container.name);
+                let known =
+                    known.unwrap_or_else(|| (container.name.clone(), live::host_end(place)));
+                let (_, end) = self.end.insert(known);
+                container.add_host_end(end.as_deref());
+                end.clone()
+            }
+            None => Some(container.name.clone()),
+        };
+        let dropped = end.map(|end| live::drops::dropped(&end)).unwrap_or_default();
+        let dropped = dropped.into_iter().map(|(rule, count)| (format!("{DROP}nft {rule}"), count));
+        container.counters.insert("rules".to_owned(), dropped.collect());
     }
 }

@@ -208,6 +208,7 @@ fn without_a_terminal_it_names_stat() {
 #[test]
 fn an_agent_that_goes_away_and_comes_back_is_no_end() {
     rocinante_tests::require!(rocinante_tests::need::machine_root());
+    rocinante_tests::require!(rocinante_tests::need::nft());
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let mut agent = Agent::start(lab.host());
     let [client, server] = [0, 1].map(|index| lab.container(index));
@@ -230,6 +231,15 @@ fn an_agent_that_goes_away_and_comes_back_is_no_end() {
     top.says("host_end: ");
     top.says(" waited, ");
     drop(shaper);
+    // A rule of the operator's, in the view of the container.
+    top.press("\r");
+    top.says("queue pairs by");
+    let first = [client, server].map(|it| it.host_end()).into_iter().min().unwrap();
+    top.says(first);
+    let rule = format!("iifname {first} numgen inc mod 50 == 0 counter drop");
+    let chain = "chain c { type filter hook forward priority 0; ";
+    lab.host().nft(&format!("table bridge held {{ {chain} {rule}; }}; }}")).unwrap();
+    top.says("dropped nft bridge held c=");
     top.press("q");
     top.restores(0, "");
 }
