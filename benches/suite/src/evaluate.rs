@@ -30,8 +30,7 @@ use crate::workers::PlaceArgs;
 /// of pairs of containers, and the offered load, with a report that begins with which to use when
 ///
 /// Each row is in DIR/rows.jsonl when it is measured. A study that was stopped goes on with
-/// --resume, which takes only rows of the same version, machine and settings, measured while the
-/// machine was as quiet or as busy as now.
+/// --resume, which takes only rows of the same version, machine and settings.
 ///
 /// Everything is measured between containers behind a bridge, which are network namespaces or
 /// podman's, on two hosts with VXLAN between them, or in one namespace. Unmodified programs run by

@@ -118,10 +118,14 @@ fn about(study: &Study) -> String {
         0 => String::new(),
         count => format!(" There was no time for {count} measurements."),
     };
+    let busy = match study.store.busy {
+        0 => String::new(),
+        count => format!(" Other programs had the processors beside {count} of them."),
+    };
     let version = env!("CARGO_PKG_VERSION");
     format!(
-        "{quick} by rocinante {version}, {} rows: {ROWS} has them all.{skipped} A line of a mode \
-         ends where it could not be measured.",
+        "{quick} by rocinante {version}, {} rows: {ROWS} has them all.{busy}{skipped} A line of a \
+         mode ends where it could not be measured.",
         study.store.rows.len()
     )
 }

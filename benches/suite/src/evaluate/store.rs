@@ -22,7 +22,8 @@ pub(super) const ROWS: &str = "rows.jsonl";
 /// The file of rows that a resumed study did not take.
 pub(super) const LEFT_OUT: &str = "left-out.jsonl";
 
-/// The circumstances of rows: only those of the same ones can be compared.
+/// The circumstances of rows. Only those of one machine and the same settings can be compared;
+/// where the load was another the report says so.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Session {
     pub(super) machine: Machine,
@@ -64,6 +65,10 @@ pub(super) struct Key {
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub(super) rows: Vec<Row>,
+    /// The lines of these rows, each behind that of its session.
+    lines: Vec<String>,
+    /// Those of a session with other programs.
+    busy: usize,
     /// The choice of the last session.
     pub(super) choice: Option<Choice>,
     place: Vec<String>,
@@ -76,7 +81,10 @@ pub(super) struct Found {
 pub(super) struct Store {
     file: File,
     path: PathBuf,
+    load: Load,
     pub(super) rows: Vec<Row>,
+    /// Rows that were measured beside other programs.
+    pub(super) busy: usize,
 }
 
 impl Store {
@@ -93,13 +101,14 @@ impl Store {
             let why = format!("{} has files of others: choose another directory", dir.display());
             return Err(Failure::Failed(why));
         }
-        Self::write(dir, session, Vec::new())
+        Self::write(dir, session, Found::default())
     }
 
     /// Goes on with a study, of which `found` is what can be taken. The other lines go to a file of
     /// their own. Error: the directory cannot be written.
-    pub(super) fn resume(dir: &Path, session: &Session, found: Found) -> Result<Self> {
-        let left = found.left.into_values().flatten().map(|line| line + "\n");
+    pub(super) fn resume(dir: &Path, session: &Session, mut found: Found) -> Result<Self> {
+        let left = std::mem::take(&mut found.left).into_values().flatten();
+        let left = left.map(|line| line + "\n");
         let left: String = left.collect();
         if !left.is_empty() {
             let path = dir.join(LEFT_OUT);
@@ -107,18 +116,16 @@ impl Store {
             file.and_then(|mut file| file.write_all(left.as_bytes()))
                 .map_err(|error| cannot(&path, &error))?;
         }
-        Self::write(dir, session, found.rows)
+        Self::write(dir, session, found)
     }
 
-    /// The file with the rows so far replaces the one that there was at once: whenever this process
-    /// is killed, the directory has one of the two.
-    fn write(dir: &Path, session: &Session, rows: Vec<Row>) -> Result<Self> {
+    /// The file with what was found and the new session replaces the one that there was at once:
+    /// whenever this process is killed, the directory has one of the two.
+    fn write(dir: &Path, session: &Session, found: Found) -> Result<Self> {
         let (path, new) = (dir.join(ROWS), dir.join("rows.jsonl.new"));
-        let lines = rows.iter().map(|row| output::object(COMMAND, row));
-        let text: String = std::iter::once(output::object(COMMAND, session))
-            .chain(lines)
-            .map(|line| line + "\n")
-            .collect();
+        let Found { rows, lines, busy, .. } = found;
+        let begun = std::iter::once(output::object(COMMAND, session));
+        let text: String = lines.into_iter().chain(begun).map(|line| line + "\n").collect();
         let file = File::create(&new).and_then(|mut file| {
             file.write_all(text.as_bytes())?;
             file.sync_all()?;
@@ -129,7 +136,7 @@ impl Store {
             let _ = fs::remove_file(&new);
             cannot(&path, &error)
         })?;
-        Ok(Self { file, path, rows })
+        Ok(Self { file, path, load: session.load, rows, busy })
     }
 
     /// Adds a row, which is in the file when this returns. Error: it cannot be written.
@@ -138,6 +145,7 @@ impl Store {
         let written = self.file.write_all(line.as_bytes()).and_then(|()| self.file.sync_data());
         written.map_err(|error| cannot(&self.path, &error))?;
         self.rows.push(row);
+        self.busy += usize::from(self.load == Load::Busy);
         Ok(())
     }
 
@@ -161,8 +169,8 @@ impl Found {
         })
     }
 
-    /// The rows of `text` that were measured in the same circumstances as those of a session, which
-    /// `now` makes of the choice and the place of the file.
+    /// The rows of `text` that can be compared with those of a session, which `now` makes of the
+    /// choice and the place of the file.
     pub(super) fn of(text: &str, now: impl FnOnce(Option<Choice>, Vec<String>) -> Session) -> Self {
         let mut found = Self::default();
         let mut lines: Vec<&str> = text.split_inclusive('\n').collect();
@@ -178,10 +186,10 @@ impl Found {
             (found.choice, found.place) = (Some(session.choice.clone()), session.place.clone());
         }
         let now = now(found.choice.clone(), found.place.clone());
-        let (mut session, mut keys) = (None, BTreeSet::new());
+        let (mut session, mut begun, mut keys) = (None, None, BTreeSet::new());
         for (text, line) in parsed {
             match line {
-                Some(Line::Session(of)) => session = Some(of),
+                Some(Line::Session(of)) => (session, begun) = (Some(of), Some(text)),
                 Some(Line::Other(version)) => found.leave(format!("of version {version}"), text),
                 Some(Line::Row(row)) => match session.as_ref().and_then(|of| of.differs(&now)) {
                     _ if session.is_none() => found.leave("without a session".into(), text),
@@ -191,7 +199,14 @@ impl Found {
                     None if !keys.insert(row.key.clone()) => {
                         found.leave("there twice".into(), text);
                     }
-                    None => found.rows.push(row),
+                    None => {
+                        let is_busy = session.as_ref().is_some_and(|of| of.load == Load::Busy);
+                        found.busy += usize::from(is_busy);
+                        found
+                            .lines
+                            .extend(begun.take().into_iter().chain([text]).map(str::to_owned));
+                        found.rows.push(row);
+                    }
                 },
                 None => found.leave("no row".into(), text),
             }
@@ -207,11 +222,15 @@ impl Found {
     pub(super) fn told(&self) -> String {
         let left = self.left.iter().map(|(why, lines)| format!("{} {why}", lines.len()));
         let left: Vec<String> = left.collect();
-        let taken = self.rows.len();
+        let beside = match self.busy {
+            0 => String::new(),
+            count => format!(", {count} of them measured beside other programs"),
+        };
+        let taken = format!("{} rows are taken{beside}", self.rows.len());
         if left.is_empty() {
-            return format!("{taken} rows are taken");
+            return taken;
         }
-        format!("{taken} rows are taken; not taken, and now in {LEFT_OUT}: {}", left.join(", "))
+        format!("{taken}; not taken, and now in {LEFT_OUT}: {}", left.join(", "))
     }
 }
 
@@ -222,12 +241,8 @@ impl Session {
             return Some(format!("of another machine ({})", self.machine));
         }
         let settings = |of: &Self| (of.choice.quick, of.choice.patient, of.place.clone());
-        if settings(self) != settings(other) {
-            return Some("of other settings (--quick, --patient, addresses, devices)".into());
-        }
-        let load = |load| if load == Load::Quiet { "quiet" } else { "busy" };
-        (self.load != other.load)
-            .then(|| format!("of a {} machine, which is now {}", load(self.load), load(other.load)))
+        (settings(self) != settings(other))
+            .then(|| "of other settings (--quick, --patient, addresses, devices)".into())
     }
 }
 
@@ -325,7 +340,6 @@ mod tests {
         };
         for (before, why) in [
             (other(|of| of.machine.kernel = "6.1".into()), "1 of another machine (a CPU"),
-            (other(|of| of.load = Load::Busy), "1 of a busy machine, which is now quiet"),
             (other(|of| of.choice.quick = true), "1 of other settings"),
             (other(|of| of.place = vec!["mlx5_0".into()]), "1 of other settings"),
             (mine.replace(env!("CARGO_PKG_VERSION"), "0.0.7"), "3 of version 0.0.7"),
@@ -339,6 +353,34 @@ mod tests {
             assert_eq!(rows, [row(1), row(2)], "{told}");
             assert!(told.contains(why), "{told}");
         }
+    }
+
+    /// Other programs come and go in the hours of a study.
+    #[test]
+    fn rows_of_another_load_are_taken_and_keep_it() {
+        let dir = TempDir::new().unwrap();
+        let dir = dir.path();
+        let mut busy = session();
+        busy.load = Load::Busy;
+        let mut store = Store::create(dir, &session()).unwrap();
+        store.add(row(1)).unwrap();
+        for (nth, session) in [&busy, &busy, &session()].into_iter().enumerate() {
+            let read = found(&Found::read(dir).unwrap());
+            let beside = ["", ", 1 of them measured beside", ", 2 of them measured beside"][nth];
+            let told = format!("{} rows are taken{beside}", nth + 1);
+            assert!(read.told().starts_with(&told), "{}", read.told());
+            let mut store = Store::resume(dir, session, read).unwrap();
+            store.add(row(2 + nth as u64)).unwrap();
+            assert_eq!((store.rows.len(), store.busy), (2 + nth, (1 + nth).min(2)));
+        }
+        let loads = Found::read(dir).unwrap();
+        let loads = loads.lines().map(|line| match Line::of(line) {
+            Some(Line::Session(of)) => Some(of.load),
+            _ => None,
+        });
+        let [quiet, busy] = [Load::Quiet, Load::Busy].map(Some);
+        assert!(loads.eq([quiet, None, busy, None, busy, None, quiet, None]));
+        assert!(!dir.join(LEFT_OUT).exists());
     }
 
     #[test]
@@ -380,7 +422,7 @@ mod tests {
         assert!(none.contains("has no study: --report"), "{none}");
         let path = PathBuf::from("/dev/full");
         let file = OpenOptions::new().write(true).open(&path).unwrap();
-        let mut store = Store { file, path, rows: Vec::new() };
+        let mut store = Store { file, path, load: Load::Quiet, rows: Vec::new(), busy: 0 };
         let full = store.add(row(1)).unwrap_err().to_string();
         assert!(full.contains("/dev/full") && full.contains("make room"), "{full}");
         assert!(store.rows.is_empty());
