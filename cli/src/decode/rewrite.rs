@@ -72,10 +72,10 @@ impl Rewriter {
         self.put(frame, &whole, whole.len() + missing)
     }
 
-    /// Writes the packets of a frame that are wanted, by their bytes from the BTH on. They are those
-    /// of `run`, if it is a super-packet. Writes at most the first `snap` bytes of each, and returns
-    /// their number. ICRCs are not looked at, and the UDP checksum of a packet that is cut off is
-    /// none, unless it was there. Error: the file cannot be written to.
+    /// Writes the packets of a frame that are wanted, by their bytes from the BTH on. They are
+    /// those of `run`, if it is a super-packet. Writes at most the first `snap` bytes of each, and
+    /// returns their number. ICRCs are not looked at, and the UDP checksum of a packet that is cut
+    /// off is none, unless it was there. Error: the file cannot be written to.
     pub fn write_run(
         &mut self,
         frame: &Frame<'_>,

@@ -11,9 +11,10 @@ use super::all_chains_of;
 /// Keys of `meta` that name an interface.
 const INTERFACES: [&str; 4] = ["iif", "iifname", "oif", "oifname"];
 
-/// The packets that rules of this namespace dropped of one container's, by family, table and chain.
-/// They are rules with a counter of their own that name its end on the host, or are in a chain of
-/// that end alone: others drop packets of other containers as well. Empty without root or `nft`.
+/// The packets that rules of this namespace dropped of one container's, by family, table and
+/// chain. The rules are those with a counter of their own that name its end on the host, or are in
+/// a chain of that end alone: others drop packets of other containers as well. Empty without root
+/// or `nft`.
 pub(crate) fn dropped(end: &str) -> BTreeMap<String, u64> {
     let read = || -> Result<_, LabError> {
         let host = Netns::open(Path::new("/proc/self/ns/net"))?;
@@ -58,8 +59,14 @@ mod tests {
 
     #[test]
     fn counters_of_rules_that_drop_the_packets_of_one_end_are_read() {
-        let rule = |chain: &str, parts: &[Value]| json!({"rule": {"family": "bridge", "table": "t", "chain": chain, "expr": parts}});
-        let of = |op: &str, key: &str, end: Value| json!({"match": {"op": op, "left": {"meta": {"key": key}}, "right": end}});
+        let rule = |chain: &str, parts: &[Value]| {
+            let rule = json!({"family": "bridge", "table": "t", "chain": chain, "expr": parts});
+            json!({"rule": rule})
+        };
+        let of = |op: &str, key: &str, end: Value| {
+            let left = json!({"meta": {"key": key}});
+            json!({"match": {"op": op, "left": left, "right": end}})
+        };
         let counter = |packets: u64| json!({"counter": {"packets": packets, "bytes": 1}});
         let (drop, reject) = (json!({"drop": null}), json!({"reject": {"type": "tcp reset"}}));
         let end = || of("==", "iifname", "veth1".into());
