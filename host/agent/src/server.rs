@@ -51,8 +51,11 @@ use self::outlive::{SEARCHES_MAX, outlive};
 const PATIENCE_MAX: Duration = Duration::from_secs(60);
 /// How long a thread without work stays.
 const WORKER_IDLE: Duration = Duration::from_millis(500);
-/// How long the kernel's announcements are collected after some were acted on.
-const HEAR_PAUSE: Duration = Duration::from_millis(10);
+/// How long the kernel's announcements are collected after some were acted on: this many times
+/// what that took, and at most for so long. What a container sends by a new address is dropped
+/// meanwhile, and its kernel asks for a neighbour again after a second.
+const HEAR_PAUSE_TIMES: u32 = 9;
+const HEAR_PAUSE_MAX: Duration = Duration::from_millis(10);
 
 /// How often to look whether programs hold more than they may.
 const HOLDS_PAUSE: Duration = Duration::from_secs(2);
@@ -323,11 +326,12 @@ async fn hear(agent: Arc<Agent>, watch: Watch) -> io::Result<()> {
         if !more {
             ready.clear_ready();
         }
-        let agent = Arc::clone(&agent);
+        let (agent, begun) = (Arc::clone(&agent), Instant::now());
         // One after the other, so that the last word is the last to be acted on.
         let _ = tokio::task::spawn_blocking(move || agent.containers.hear(&heard)).await;
         // A container may change its addresses without end.
-        tokio::time::sleep(HEAR_PAUSE).await;
+        let pause = begun.elapsed() * HEAR_PAUSE_TIMES;
+        tokio::time::sleep(pause.min(HEAR_PAUSE_MAX)).await;
     }
 }
 
