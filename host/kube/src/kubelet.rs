@@ -22,6 +22,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tonic::transport::Endpoint;
 
+use crate::authority::Renamed;
 use crate::plugin::api::RegisterRequest;
 use crate::plugin::api::device_plugin_server::DevicePluginServer;
 use crate::plugin::api::registration_client::RegistrationClient;
@@ -198,7 +199,7 @@ where
         })
     };
     let server = http2::Builder::new(TokioExecutor::new());
-    let mut served = pin!(server.serve_connection(TokioIo::new(stream), answer));
+    let mut served = pin!(server.serve_connection(TokioIo::new(Renamed::new(stream)), answer));
     let ended = tokio::select! {
         ended = &mut served => ended,
         first = tokio::time::timeout(IDLE_MAX, asked.notified()) => match first {

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod authority;
 mod dra;
 mod extender;
 mod http;

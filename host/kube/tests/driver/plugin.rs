@@ -320,3 +320,51 @@ async fn garbage_at_the_socket_harms_no_other() {
     node.kubelet.start();
     node.has_healthy(ALL).await;
 }
+
+/// The headers of a request of grpc-go as kubelets before 1.26 send them, without compression. The
+/// authority, a path, is in the table of headers from the first request on.
+fn request_of_an_old_kubelet(stream: u8, path: &str) -> Vec<u8> {
+    let literal = |name: u8, value: &str| {
+        [&[name, u8::try_from(value.len()).unwrap()], value.as_bytes()].concat()
+    };
+    let mut block = vec![0x83, 0x86];
+    block.extend(literal(0x44, "/v1beta1.DevicePlugin/GetDevicePluginOptions"));
+    // Index 1 with a literal that is kept; later the newest entry but two.
+    block.extend(if stream == 1 { literal(0x41, path) } else { vec![0xc0] });
+    block.extend(literal(0x5f, "application/grpc"));
+    let frame = |kind: u8, flags: u8, payload: &[u8]| {
+        let [.., a, b] = payload.len().to_be_bytes();
+        [&[0, a, b, kind, flags, 0, 0, 0, stream], payload].concat()
+    };
+    [frame(1, 4, &block), frame(0, 1, &[0; 5])].concat()
+}
+
+#[tokio::test]
+async fn a_kubelet_that_names_the_sockets_path_as_authority_is_answered() {
+    let node = Node::new().await;
+    let (_agent, _driver) = (node.agent(&[]), node.driver());
+    node.kubelet.start();
+    node.has_healthy(ALL).await;
+    let path = node.kubelet.folder().join(FIRST);
+    let mut stream = UnixStream::connect(&path).await.unwrap();
+    let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+    stream.write_all(&settings).await.unwrap();
+    for number in [1, 3] {
+        // In pieces, as a stream may bring it.
+        for byte in request_of_an_old_kubelet(number, path.to_str().unwrap()) {
+            stream.write_all(&[byte]).await.unwrap();
+        }
+        loop {
+            let mut header = [0; 9];
+            stream.read_exact(&mut header).await.unwrap();
+            let [a, b, c, kind, _, .., of] = header;
+            let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
+            stream.read_exact(&mut payload).await.unwrap();
+            assert_ne!(kind, 3, "the request is reset: {payload:?}");
+            if (kind, of) == (1, number) {
+                break;
+            }
+        }
+    }
+}
