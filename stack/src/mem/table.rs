@@ -190,9 +190,10 @@ impl RegionTable {
         if *owner != Qpn::default() && *owner != by.qpn {
             return Err(AccessError::Qp);
         }
-        let offset = addr.checked_sub(region.start).ok_or(AccessError::Range)?;
-        let end = offset.checked_add(u64::from(len)).ok_or(AccessError::Range)?;
-        if end > region.len {
+        let last = region.len.checked_sub(len.into()).ok_or(AccessError::Range)?;
+        // That of an address before the region wraps to more than any region is long.
+        let offset = addr.wrapping_sub(region.start);
+        if offset > last {
             return Err(AccessError::Range);
         }
         Ok(Checked { host: region.host + offset, len, right: PhantomData })

@@ -39,8 +39,7 @@ impl Run {
     /// Number of its packets before `to`.
     #[inline]
     fn before(&self, to: Seq) -> u32 {
-        u32::try_from(to.saturating_sub(self.first))
-            .map_or(self.count, |ahead| ahead.min(self.count))
+        to.saturating_sub(self.first).min(self.count.into()) as u32
     }
 }
 
