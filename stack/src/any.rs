@@ -98,6 +98,7 @@ impl AnyQp {
     pub(crate) fn on_congestion(
         &mut self,
         now: Time,
+        packet: &Packet<'_>,
         datagram: &Datagram<'_>,
         shared: &mut Shared,
     ) {
@@ -105,7 +106,7 @@ impl AnyQp {
         shared.counters.rcvd_ecn_ce += u64::from(is_marked);
         shared.counters.rcvd_overload += u64::from(!is_marked);
         if let Self::Rc(qp) = self {
-            qp.marked(now, shared);
+            qp.marked(now, packet, shared);
         }
     }
 

@@ -318,7 +318,7 @@ impl Engine {
         qp.core().tally.received();
         self.shared.arrived_at = now;
         if datagram.is_congested() || self.is_overloaded {
-            qp.on_congestion(now, datagram, &mut self.shared);
+            qp.on_congestion(now, &packet, datagram, &mut self.shared);
         }
         if qp.core().awaited_by.is_some() {
             return self.handle_first(now, slot, &packet, datagram, host);

@@ -28,6 +28,7 @@ use crate::shared::Shared;
 use crate::tuning::selective_repeat;
 use crate::types::{Mtu, Qpn, Seq, Time};
 use crate::verbs::{Completions, QpState, SendWr};
+use crate::wire::{Operation, Packet};
 
 /// The receive queue of a peer, with one more user.
 fn join(peer: &PeerAddress, dest: Option<Qpn>, shared: &mut Shared) -> PeerId {
@@ -300,9 +301,13 @@ impl Qp {
         self.core.flush(&mut shared.srqs, &mut shared.events, host);
     }
 
-    /// A packet came with a congestion mark: its sender gets a notification.
+    /// A packet came with a congestion mark: its sender gets a notification. Responses to READs
+    /// come as fast as they are asked for, so there is less to ask for, too.
     #[cold]
-    pub(crate) fn marked(&mut self, now: Time, shared: &mut Shared) {
+    pub(crate) fn marked(&mut self, now: Time, packet: &Packet<'_>, shared: &mut Shared) {
+        if packet.info.operation == Operation::ReadResponse {
+            self.requester.on_marked_response();
+        }
         if self.notifier.marked(now) {
             shared.enqueue(self.core.slot, &mut self.core.queued);
         }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use rocinante_stack::cm::CmConfig;
-use rocinante_stack::types::{Psn, Qpn};
+use rocinante_stack::types::{Mtu, Psn, Qpn};
 use rocinante_stack::verbs::{QpState, QpType};
 use rocinante_stack::wire::cm::{CmMessage, CommId, Dreq};
 use rocinante_stack::wire::icrc::DF;
@@ -199,4 +199,35 @@ fn a_notification_that_found_no_room_leaves_when_there_is_some() {
     solo.end.out.room = usize::MAX;
     assert_eq!(notified(&mut solo, PEER), 1);
     assert_eq!(solo.end.engine.counters().sent_cnp, 1);
+}
+
+/// Our requests are what fills the path of the responses: after a mark a READ goes in more of them.
+#[test]
+fn a_marked_response_slows_reads_and_no_other_packet_does() {
+    let setup = Setup { mtu: Mtu::Mtu1024, arena: 1 << 20, ..Setup::script() };
+    for tos in [0, MARKED] {
+        let mut solo = Solo::new(&setup);
+        solo.send(1, 10).sent();
+        let ack = solo.response(Op::RC_ACKNOWLEDGE, 0, &[&[0x1f, 0, 0, 1]]);
+        receive(&mut solo, (addr(2), addr(1)), MARKED, &ack);
+        assert_eq!(solo.read(2, 65 << 10).packets().len(), 2, "a notification and one request");
+        let all = (1..=65).map(|psn| match psn {
+            1 => Op::RC_RDMA_READ_RESPONSE_FIRST,
+            65 => Op::RC_RDMA_READ_RESPONSE_LAST,
+            _ => Op::RC_RDMA_READ_RESPONSE_MIDDLE,
+        });
+        for (psn, opcode) in (1..).zip(all) {
+            let aeth: &[u8] = match opcode {
+                Op::RC_RDMA_READ_RESPONSE_MIDDLE => &[],
+                _ => &[0x1f, 0, 0, 2],
+            };
+            let response = solo.response(opcode, psn, &[aeth, &[7; 1024]]);
+            receive(&mut solo, (addr(2), addr(1)), tos, &response);
+        }
+        assert_eq!(solo.completed().len(), 2);
+        solo.wait(PACE);
+        solo.packets();
+        let requests = solo.read(3, 65 << 10).packets().len();
+        assert_eq!(requests, 1 + usize::from(tos == MARKED));
+    }
 }

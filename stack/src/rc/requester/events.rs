@@ -35,6 +35,12 @@ impl Requester {
         self.control.congestion.on_ecn(now, &self.round_trip);
     }
 
+    /// A response to a READ came with a congestion mark.
+    pub(in crate::rc) fn on_marked_response(&mut self) {
+        let under_way = self.responses_in_flight();
+        self.control.read_window.marked(under_way);
+    }
+
     /// The peer turned out to be a Rocinante, with room for `window_max` packets of the queue pair.
     pub(in crate::rc) fn upgrade(&mut self, window_max: u32) {
         self.control.upgrade(window_max);

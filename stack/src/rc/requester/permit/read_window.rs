@@ -101,6 +101,14 @@ impl ReadWindow {
         self.allowed = self.allowed.min(half.saturating_mul(PARTS));
         (self.gain, self.since) = (1, 0);
     }
+
+    /// Of `under_way` packets in flight, one came with a congestion mark. That counts as a loss,
+    /// once in each window of packets.
+    pub(in crate::rc::requester) fn marked(&mut self, under_way: u64) {
+        if self.since >= self.packets().min(CALM) {
+            self.lost(under_way);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -195,6 +203,22 @@ mod tests {
         assert_eq!(request_packets(Mtu::Mtu4096, &peers, &flow), 123, "which is forgotten");
         flow.came(u64::MAX);
         assert!(flow.allows(1 << 20, 1));
+    }
+
+    /// The marks of one window are one episode.
+    #[test]
+    fn a_mark_counts_as_a_loss_once_in_each_window() {
+        let mut flow = ReadWindow::new(Mtu::Mtu4096, 48, true);
+        flow.came(752);
+        assert!(flow.allows(700, 100) && !flow.allows(700, 101));
+        (0..9).for_each(|_| flow.marked(800));
+        assert!(flow.allows(300, 100) && !flow.allows(300, 101));
+        flow.came(405);
+        flow.marked(400);
+        assert!(flow.allows(306, 100) && !flow.allows(306, 101), "not a window of them yet");
+        flow.came(1);
+        flow.marked(400);
+        assert!(flow.allows(100, 100) && !flow.allows(100, 101));
     }
 
     #[test]
