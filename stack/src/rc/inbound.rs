@@ -58,13 +58,14 @@ impl Qp {
         shared: &mut Shared,
     ) -> bool {
         let selective = self.params.selective;
-        let report = report || (selective && went_back && self.responder.report_gap());
+        let to_rocinante = self.core.peer().is_some_and(|peer| peer.kind.is_rocinante());
+        let report = report || (to_rocinante && went_back && self.responder.report_gap(psn));
         let hold = selective && self.responder.reports_gaps();
         let expected = self.responder.expected();
         let hold = hold.then(|| self.held.hold(packet, expected, psn, &mut shared.reorder_slab));
         let Hold { held, news } = hold.unwrap_or(Hold { held: false, news: false });
         shared.counters.out_of_seq_request += 1;
-        let report = report || (news && self.responder.report_gap());
+        let report = report || (news && self.responder.report_gap(psn));
         shared.drops.out_of_sequence += u64::from(!held && !report);
         shared.counters.sent_seq_err += u64::from(report);
         report

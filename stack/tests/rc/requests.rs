@@ -1,6 +1,7 @@
 //! A responder and its requests, good and bad: order, lengths, keys, receives.
 
 use crate::common::{Setup, Solo, pattern};
+use rocinante_stack::Budget;
 use rocinante_stack::mem::Access;
 use rocinante_stack::verbs::{QpEvent, QpState, WcStatus};
 use rocinante_stack::wire::Opcode as Op;
@@ -148,7 +149,8 @@ fn a_receive_that_is_too_small_fails_on_both_sides() {
 
 #[test]
 fn without_a_receive_there_is_an_rnr_nak_each_time_and_silence_between() {
-    let mut solo = Solo::script();
+    // A Rocinante that probes would get a report.
+    let mut solo = Solo::new(&Setup { budget: Budget::STANDARD, ..Setup::script() });
     for _ in 0..3 {
         solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
         solo.receive_request(Op::RC_SEND_ONLY, 1, &[&[2; 10]]);

@@ -139,9 +139,10 @@ fn who_probes_behind_a_missing_receive_gets_a_report() {
 
 #[test]
 fn what_is_lost_while_a_receive_is_missing_costs_no_timeout() {
-    // The SEND is lost when it goes again, or the RNR NAK is.
-    for (from, nth) in [(0, 2), (1, 1)] {
-        let mut pair = Pair::new(&setup());
+    // The SEND is lost when it goes again, or the RNR NAK is. Nothing need be held for a repair.
+    let held = EngineConfig::default().reorder_packets_max;
+    for (from, nth, held) in [(0, 2, held), (1, 1, held), (0, 2, 0), (1, 1, 0)] {
+        let mut pair = Pair::new(&Setup { held, ..setup() });
         let keys = pair.register();
         let send = |pair: &mut Pair, wr_id| {
             pair.send(0, wr_id, SendOp::Send { imm: None }, &[sge(0, 10, keys[0])]);
@@ -164,7 +165,7 @@ fn what_is_lost_while_a_receive_is_missing_costs_no_timeout() {
         let done: Vec<_> = (1..=3).map(|wr_id| (wr_id, WcStatus::Success)).collect();
         assert_eq!([0, 1].map(|at| pair.ends[at].host.completed()), [&done[..], &done[..]]);
         assert_eq!(pair.ends[0].engine.counters().local_ack_timeout_err, 0);
-        assert!(pair.now.since(before) < TIMEOUT_14 / 2, "the {nth}th of {from}");
+        assert!(pair.now.since(before) < TIMEOUT_14 / 2, "the {nth}th of {from}, {held} held");
     }
 }
 
@@ -190,6 +191,27 @@ fn what_was_dropped_for_want_of_a_receive_is_not_reported_as_the_next_gap() {
     assert_eq!(solo.sent(), ["ACK #5"]);
     assert_eq!(written(&solo), [1, 3, 4, 5, 6]);
     assert_eq!(solo.end.engine.counters().sent_seq_err - reported, 1);
+}
+
+/// As above, if the packet that was overtaken comes before the NAK has left.
+#[test]
+fn what_was_dropped_for_want_of_a_receive_is_no_gap_behind_one_that_closed() {
+    let mut solo = solo();
+    solo.receive_request(Op::RC_SEND_ONLY, 1, &[&[1]]);
+    (2..=5).for_each(|psn| receive_write(&mut solo, psn, psn as u8 + 1));
+    solo.sent();
+    receive_write(&mut solo, 0, 1);
+    // Packets that had left before the RNR NAK arrived count no more than those dropped with it.
+    receive_write(&mut solo, 6, 7);
+    assert_eq!(solo.sent(), ["RNR #1 timer 12"]);
+    solo.post_recv(7, &[solo.sge(0, 8)]);
+    assert_eq!(solo.receive_request(Op::RC_SEND_ONLY, 1, &[&[1]]).sent(), ["ACK #1"]);
+    receive_write(&mut solo, 3, 4);
+    receive_write(&mut solo, 2, 3);
+    assert_eq!(solo.sent(), ["ACK #3"], "nothing is missing before #4");
+    (4..=6).for_each(|psn| receive_write(&mut solo, psn, psn as u8 + 1));
+    assert_eq!(solo.sent(), ["ACK #6"]);
+    assert_eq!(written(&solo), [1, 3, 4, 5, 6, 7]);
 }
 
 #[test]

@@ -354,7 +354,10 @@ impl Responder {
     /// overtaken on their way do not look so for long.
     #[cold]
     fn early(&mut self, psn: Seq) -> Outcome {
-        self.gap = self.gap.max(psn);
+        // Behind a missing receive everything comes again.
+        if self.reports_gaps() {
+            self.gap = self.gap.max(psn);
+        }
         let (reported, passed) = self.reported;
         let went_back = psn == self.last_early || (passed && psn <= reported);
         let report = !self.nak_sent || (self.gap_reported && went_back);
@@ -371,8 +374,9 @@ impl Responder {
         self.gap_reported || !self.nak_sent
     }
 
-    /// Reports the gap (again).
-    pub(in crate::rc) fn report_gap(&mut self) -> bool {
+    /// Reports the gap before `psn` (again).
+    pub(in crate::rc) fn report_gap(&mut self, psn: Seq) -> bool {
+        self.gap = self.gap.max(psn);
         self.queue_nak(Syndrome::nak(NakCode::PsnSequenceError));
         true
     }
@@ -380,7 +384,7 @@ impl Responder {
     /// The missing packets have come. Reports the next gap, if a packet that came too early is
     /// still to be executed.
     pub(in crate::rc) fn report_next_gap(&mut self) -> bool {
-        self.gap >= self.epsn && !self.nak_sent && self.report_gap()
+        self.gap >= self.epsn && !self.nak_sent && self.report_gap(self.gap)
     }
 
     #[cold]
@@ -409,7 +413,8 @@ impl Responder {
                 // Sent each time the expected packet comes; packets behind it are dropped in
                 // silence.
                 self.queue_nak(Syndrome::rnr(self.min_rnr_timer));
-                (self.last_early, self.reported) = (Seq::default(), (Seq::default(), false));
+                (self.gap, self.last_early) = (Seq::default(), Seq::default());
+                self.reported = (Seq::default(), false);
                 return Outcome::NotReady;
             }
             Refusal::Receive(code, status) => {
