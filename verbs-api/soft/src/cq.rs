@@ -44,6 +44,14 @@ impl Users {
         Self { counts: Mutex::new(vec![0; shards]), set: AtomicU64::new(0) }
     }
 
+    fn add(&self, shard: usize) {
+        self.change(shard, |count| *count += 1);
+    }
+
+    fn remove(&self, shard: usize) {
+        self.change(shard, |count| *count -= 1);
+    }
+
     fn change(&self, shard: usize, change: impl FnOnce(&mut u32)) {
         let mut counts = self.counts.lock();
         change(&mut counts[shard]);
@@ -116,7 +124,7 @@ impl Cq {
 
     /// A queue pair of this shard now completes to it.
     pub(super) fn used_by(&self, shard: usize) {
-        self.shards.change(shard, |count| *count += 1);
+        self.shards.add(shard);
         if let Some(channel) = &self.channel {
             channel.shards.fetch_or(1 << shard, Ordering::Relaxed);
         }
@@ -124,7 +132,7 @@ impl Cq {
 
     /// A queue pair of this shard no longer completes to it.
     pub(super) fn left_by(&self, shard: usize) {
-        self.shards.change(shard, |count| *count -= 1);
+        self.shards.remove(shard);
     }
 
     fn drive(&self) {
@@ -358,5 +366,24 @@ impl Channel {
 
     pub fn tasks(&self) -> &Wakers {
         &self.shared.tasks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shard_is_driven_until_its_last_queue_pair_has_left() {
+        let users = Users::new(2);
+        let set = || users.set.load(Ordering::Relaxed);
+        [1, 0, 1].iter().for_each(|shard| users.add(*shard));
+        assert_eq!(set(), 0b11);
+        users.remove(1);
+        assert_eq!(set(), 0b11);
+        users.remove(0);
+        assert_eq!(set(), 0b10);
+        users.remove(1);
+        assert_eq!(set(), 0);
     }
 }

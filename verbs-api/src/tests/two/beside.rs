@@ -150,37 +150,6 @@ fn of_a_list_all_before_the_refused_request_is_posted_and_no_more() {
     }
 }
 
-/// Polling a queue drives the device as long as a queue pair completes to it, whichever others have
-/// gone or were refused.
-#[test]
-fn a_queue_serves_the_queue_pairs_that_are_left() {
-    let net = SimNet::new(1);
-    let [a, b] = &sides(&net, false);
-    let options = ConnectOptions::default();
-    let connect = |_| {
-        let [near, far] = [a, b].map(Side::qp);
-        let [to_a, to_b] = [near.endpoint(), far.endpoint()];
-        (near.connect(&to_b, &options).unwrap(), far.connect(&to_a, &options).unwrap())
-    };
-    for order in [[0, 0, 0], [2, 1, 0], [1, 1, 0]] {
-        let mut pairs: Vec<_> = (0..3).map(connect).collect();
-        for gone in order {
-            a.pd.qp(&a.cq, &a.cq).max_send_wr(u32::MAX).build().unwrap_err();
-            for (near, far) in &pairs {
-                far.post_recv(&[RecvWr { wr_id: 2, sges: &[] }]).unwrap();
-                near.post(SendWr::send(b"").wr_id(1)).unwrap();
-                for (cq, wr_id) in [(&b.cq, 2), (&a.cq, 1)] {
-                    let end = Instant::now() + PATIENCE;
-                    let found = std::iter::from_fn(|| (Instant::now() < end).then_some(()))
-                        .find_map(|()| cq.poll_one().unwrap());
-                    assert_eq!(found.map(|wc| wc.wr_id), Some(wr_id), "{} left", pairs.len());
-                }
-            }
-            drop(pairs.remove(gone));
-        }
-    }
-}
-
 /// A queue pair that breaks before it may send is in ERR, and flushes what is posted, as one in RTS
 /// does: with the device free, and while another thread has it.
 #[test]
