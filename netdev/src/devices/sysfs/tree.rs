@@ -16,6 +16,9 @@ const STATE: &str = "state";
 /// The directories with the tree.
 const TOPS: [&str; 2] = ["sys", "dev"];
 
+/// The mode of files, as in sysfs.
+const MODE: u32 = 0o444;
+
 /// Makes the tree of these devices, from the one that is there.
 pub(super) fn show(root: &Path, devices: &[NamedInterface]) -> io::Result<()> {
     let facts: Vec<Facts<'_>> = devices.iter().map(Facts::of).collect();
@@ -69,14 +72,12 @@ fn sweep(root: &Path, directory: &Path, kept: &HashSet<&Path>) {
     for entry in entries {
         let path = directory.join(entry.file_name());
         let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
-        if kept.contains(&*path) {
-            if is_directory {
-                sweep(root, &path, kept);
-            }
-        } else if is_directory {
-            let _ = fs::remove_dir_all(entry.path());
-        } else {
-            let _ = fs::remove_file(entry.path());
+        if is_directory {
+            sweep(root, &path, kept);
+        }
+        if !kept.contains(&*path) {
+            let remove = if is_directory { fs::remove_dir } else { fs::remove_file };
+            let _ = remove(&entry.path());
         }
     }
 }
@@ -89,7 +90,11 @@ fn write(root: &Path, path: &Path, text: &str) -> io::Result<()> {
     match fs::read(&whole) {
         Ok(known) if known == line.as_bytes() => Ok(()),
         Ok(known) => {
-            let mut file = OpenOptions::new().write(true).open(&whole)?;
+            let mode = |mode| fs::set_permissions(&whole, Permissions::from_mode(mode));
+            mode(0o644)?;
+            let opened = OpenOptions::new().write(true).open(&whole);
+            mode(MODE)?;
+            let mut file = opened?;
             file.write_all(line.as_bytes())?;
             if line.len() < known.len() {
                 file.set_len(line.len() as u64)?;
@@ -104,7 +109,7 @@ fn write(root: &Path, path: &Path, text: &str) -> io::Result<()> {
 pub(super) fn replace(root: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
     appear(root, path, |draft| {
         fs::write(draft, bytes)?;
-        fs::set_permissions(draft, Permissions::from_mode(0o644))
+        fs::set_permissions(draft, Permissions::from_mode(MODE))
     })
 }
 

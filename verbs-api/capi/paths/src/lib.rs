@@ -3,6 +3,8 @@
 //! machine's own. All other paths, and all other effects of these functions of libc, stay as they
 //! are. Before a program looks into the tree, libibverbs.so.1 brings it up to date.
 //!
+//! The tree is read only, for root too: calls that would change it fail with EACCES.
+//!
 //! Where `rocinante run` has mounted the tree, paths below /sys are the kernel's business.
 //!
 //! It also stands before `_exit(2)`, which ends a program without its handlers: libibverbs.so.1
@@ -13,12 +15,13 @@
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 
-use libc::{mode_t, size_t, ssize_t};
+use libc::ssize_t;
 
+mod hooks;
 mod lists;
 mod resolve;
 mod walks;
@@ -168,12 +171,22 @@ fn has(path: &[u8], word: &[u8]) -> bool {
     !unsafe { libc::memmem(at, len, word.as_ptr().cast(), word.len()) }.is_null()
 }
 
+/// What a function of libc does to the file that its path names.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Does {
+    /// It only looks.
+    Read,
+    /// It changes the file, or its name.
+    Change,
+}
+
 /// Calls `then` with the directory and the path that stand for these: themselves, or a path in the
-/// tree, or one out of it.
+/// tree, or one out of it. A change in the tree fails without it.
 fn lead<R: Answer>(
     dirfd: c_int,
     path: *const c_char,
     last: bool,
+    does: Does,
     then: impl Fn(c_int, *const c_char) -> R,
 ) -> R {
     if path.is_null() {
@@ -184,13 +197,14 @@ fn lead<R: Answer>(
     let answer = match look(dirfd, bytes) {
         Look::Elsewhere => return then(dirfd, path).shown(),
         Look::Near => None,
+        Look::IfMissing if does == Does::Change => None,
         Look::IfMissing => {
             Some(then(dirfd, path)).filter(|it| !it.failed() || errno() != libc::ENOENT)
         }
     };
     match answer {
         Some(answer) => answer,
-        None => near(dirfd, bytes, last, &mut |dirfd, other| {
+        None => near(dirfd, bytes, last, does, &mut |dirfd, other| {
             then(dirfd, other.map_or(path, |other| other.as_ptr().cast()))
         })
         .shown(),
@@ -201,10 +215,11 @@ fn lead<R: Answer>(
 /// zero, or none. A function of its own, for its large stack frame.
 #[cold]
 #[inline(never)]
-fn near<R>(
+fn near<R: Answer>(
     dirfd: c_int,
     path: &[u8],
     last: bool,
+    does: Does,
     then: &mut dyn FnMut(c_int, Option<&[u8]>) -> R,
 ) -> R {
     let before = errno();
@@ -223,6 +238,10 @@ fn near<R>(
             let _ = found.push(b"/");
         }
         return then(libc::AT_FDCWD, Some(found.with_zero()));
+    }
+    if does == Does::Change {
+        set_errno(libc::EACCES);
+        return R::FAILED;
     }
     let mut whole = Buffer::new();
     match whole.push(root()).and_then(|()| whole.push(found.path())) {
@@ -475,40 +494,6 @@ impl Answer for *mut c_char {
     }
 }
 
-/// Defines functions of libc that lead their `path` to where it belongs and go on to the next
-/// library that has them. The block says whether the function follows a link that the path names.
-macro_rules! hooks {
-    ($($name:ident($([$before:ident: $type:ty],)? $(@$dirfd:ident,)? path
-        $(, $after:ident: $other:ty)*) $last:block -> $result:ty;)*) => {$(
-        /// The function of libc, with another path.
-        ///
-        /// # Safety
-        /// As libc's.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
-            $($before: $type,)? $($dirfd: c_int,)? path: *const c_char $(, $after: $other)*
-        ) -> $result {
-            type Function = unsafe extern "C" fn(
-                $($type,)? $(hooks!(@int $dirfd),)? *const c_char $(, $other)*
-            ) -> $result;
-            let Some(next) = behind!($name: Function) else {
-                set_errno(libc::ENOSYS);
-                return Answer::FAILED;
-            };
-            let from = hooks!(@from $($dirfd)?);
-            lead(from, path, $last, |dirfd, path| {
-                let _ = dirfd;
-                $(let $dirfd = dirfd;)?
-                // SAFETY: the caller keeps to libc's rules; the path is a C string or null.
-                unsafe { next($($before,)? $($dirfd,)? path $(, $after)*) }
-            })
-        }
-    )*};
-    (@int $dirfd:ident) => { c_int };
-    (@from $dirfd:ident) => { $dirfd };
-    (@from) => { libc::AT_FDCWD };
-}
-
 /// The function `name` of the libraries after this one; null if they have none.
 fn next(cached: &AtomicPtr<c_void>, name: &'static str) -> *mut c_void {
     let mut found = cached.load(Ordering::Relaxed);
@@ -518,78 +503,4 @@ fn next(cached: &AtomicPtr<c_void>, name: &'static str) -> *mut c_void {
         cached.store(found, Ordering::Relaxed);
     }
     found
-}
-
-/// Whether open(2) follows a link at the end.
-fn opens(flags: c_int) -> bool {
-    let made = libc::O_CREAT | libc::O_EXCL;
-    flags & libc::O_NOFOLLOW == 0 && flags & made != made
-}
-
-/// Whether a function with flags of fstatat(2) does.
-fn looks(flags: c_int) -> bool {
-    flags & libc::AT_SYMLINK_NOFOLLOW == 0
-}
-
-// Functions with a variable number of arguments take theirs in the same registers as if each were
-// named (System V ABI, AAPCS64). Buffers are untyped: they are libc's business.
-hooks! {
-    open(path, flags: c_int, mode: mode_t) { opens(flags) } -> c_int;
-    open64(path, flags: c_int, mode: mode_t) { opens(flags) } -> c_int;
-    __open_2(path, flags: c_int) { opens(flags) } -> c_int;
-    __open64_2(path, flags: c_int) { opens(flags) } -> c_int;
-    openat(@dirfd, path, flags: c_int, mode: mode_t) { opens(flags) } -> c_int;
-    openat64(@dirfd, path, flags: c_int, mode: mode_t) { opens(flags) } -> c_int;
-    __openat_2(@dirfd, path, flags: c_int) { opens(flags) } -> c_int;
-    __openat64_2(@dirfd, path, flags: c_int) { opens(flags) } -> c_int;
-    fopen(path, mode: *const c_char) { true } -> *mut c_void;
-    fopen64(path, mode: *const c_char) { true } -> *mut c_void;
-    freopen(path, mode: *const c_char, stream: *mut c_void) { true } -> *mut c_void;
-    freopen64(path, mode: *const c_char, stream: *mut c_void) { true } -> *mut c_void;
-    opendir(path) { true } -> *mut c_void;
-    scandir(path, list: *mut c_void, filter: *const c_void, order: *const c_void) { true }
-        -> c_int;
-    scandir64(path, list: *mut c_void, filter: *const c_void, order: *const c_void) { true }
-        -> c_int;
-    scandirat(@dirfd, path, list: *mut c_void, filter: *const c_void, order: *const c_void)
-        { true } -> c_int;
-    stat(path, into: *mut c_void) { true } -> c_int;
-    stat64(path, into: *mut c_void) { true } -> c_int;
-    lstat(path, into: *mut c_void) { false } -> c_int;
-    lstat64(path, into: *mut c_void) { false } -> c_int;
-    fstatat(@dirfd, path, into: *mut c_void, flags: c_int) { looks(flags) } -> c_int;
-    fstatat64(@dirfd, path, into: *mut c_void, flags: c_int) { looks(flags) } -> c_int;
-    statx(@dirfd, path, flags: c_int, mask: c_uint, into: *mut c_void) { looks(flags) } -> c_int;
-    // What stat was before glibc 2.33.
-    __xstat([version: c_int], path, into: *mut c_void) { true } -> c_int;
-    __xstat64([version: c_int], path, into: *mut c_void) { true } -> c_int;
-    __lxstat([version: c_int], path, into: *mut c_void) { false } -> c_int;
-    __lxstat64([version: c_int], path, into: *mut c_void) { false } -> c_int;
-    __fxstatat([version: c_int], @dirfd, path, into: *mut c_void, flags: c_int) { looks(flags) }
-        -> c_int;
-    __fxstatat64([version: c_int], @dirfd, path, into: *mut c_void, flags: c_int) { looks(flags) }
-        -> c_int;
-    statvfs(path, into: *mut c_void) { true } -> c_int;
-    statvfs64(path, into: *mut c_void) { true } -> c_int;
-    access(path, mode: c_int) { true } -> c_int;
-    eaccess(path, mode: c_int) { true } -> c_int;
-    euidaccess(path, mode: c_int) { true } -> c_int;
-    faccessat(@dirfd, path, mode: c_int, flags: c_int) { looks(flags) } -> c_int;
-    readlink(path, into: *mut c_char, len: size_t) { false } -> ssize_t;
-    readlinkat(@dirfd, path, into: *mut c_char, len: size_t) { false } -> ssize_t;
-    __readlink_chk(path, into: *mut c_char, len: size_t, room: size_t) { false } -> ssize_t;
-    __readlinkat_chk(@dirfd, path, into: *mut c_char, len: size_t, room: size_t) { false }
-        -> ssize_t;
-    // `ls -l` asks each file for its access control list.
-    getxattr(path, name: *const c_char, into: *mut c_void, len: size_t) { true } -> ssize_t;
-    lgetxattr(path, name: *const c_char, into: *mut c_void, len: size_t) { false } -> ssize_t;
-    listxattr(path, into: *mut c_char, len: size_t) { true } -> ssize_t;
-    llistxattr(path, into: *mut c_char, len: size_t) { false } -> ssize_t;
-    inotify_add_watch([fd: c_int], path, mask: u32) { mask & libc::IN_DONT_FOLLOW == 0 } -> c_int;
-    name_to_handle_at(@dirfd, path, into: *mut c_void, id: *mut c_void, flags: c_int)
-        { flags & libc::AT_SYMLINK_FOLLOW != 0 } -> c_int;
-    pathconf(path, name: c_int) { true } -> ssize_t;
-    realpath(path, into: *mut c_char) { true } -> *mut c_char;
-    __realpath_chk(path, into: *mut c_char, room: size_t) { true } -> *mut c_char;
-    canonicalize_file_name(path) { true } -> *mut c_char;
 }

@@ -12,7 +12,7 @@ use libc::{size_t, ssize_t};
 use crate::lists::{closedir, readdir64};
 use crate::resolve::Buffer;
 use crate::{
-    Answer as _, HAS_COUNTERS, Look, behind, directory, is_in_tree, is_led, lead, look, moved,
+    Answer as _, Does, HAS_COUNTERS, behind, directory, is_in_tree, is_led, lead, moved,
     out_of_tree, root, set_errno, show_open,
 };
 
@@ -26,7 +26,7 @@ pub(crate) unsafe extern "C" fn chdir(path: *const c_char) -> c_int {
         return c_int::FAILED;
     };
     // SAFETY: the caller keeps to libc's rules.
-    let status = lead(libc::AT_FDCWD, path, true, |_, path| unsafe { next(path) });
+    let status = lead(libc::AT_FDCWD, path, true, Does::Read, |_, path| unsafe { next(path) });
     moved();
     status
 }
@@ -64,6 +64,16 @@ pub(crate) unsafe extern "C" fn getcwd(into: *mut c_char, len: size_t) -> *mut c
     into
 }
 
+/// As [`getcwd`], with room for the longest path.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn getwd(into: *mut c_char) -> *mut c_char {
+    // SAFETY: the caller's promise.
+    unsafe { getcwd(into, libc::PATH_MAX as size_t) }
+}
+
 /// As [`getcwd`].
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn get_current_dir_name() -> *mut c_char {
@@ -84,7 +94,7 @@ macro_rules! filesystems {
         ) -> c_int {
             type Function = unsafe extern "C" fn(*const c_char, *mut libc::statfs) -> c_int;
             let Some(next) = behind!($path: Function) else { return c_int::FAILED };
-            lead(libc::AT_FDCWD, path, true, |_, other| {
+            lead(libc::AT_FDCWD, path, true, Does::Read, |_, other| {
                 // SAFETY: the caller keeps to libc's rules. Another path is in the tree, or out of
                 // it again.
                 unsafe {
@@ -146,18 +156,17 @@ pub(crate) unsafe extern "C" fn glob(
     type Function = unsafe extern "C" fn(*const c_char, c_int, *const c_void, *mut Glob) -> c_int;
     let Some(next) = behind!(glob: Function) else { return libc::GLOB_ABORTED };
     let mut flags = flags;
-    // SAFETY: the caller's pattern and structure, as libc wants them.
-    unsafe {
-        let pattern = CStr::from_ptr(pattern).to_bytes();
-        let is_near = matches!(look(libc::AT_FDCWD, pattern), Look::Near);
-        if flags & libc::GLOB_ALTDIRFUNC == 0 && (is_near || pattern.starts_with(b"/sys")) {
-            flags |= libc::GLOB_ALTDIRFUNC;
+    // A pattern may lead there by any directory.
+    if flags & libc::GLOB_ALTDIRFUNC == 0 && !root().is_empty() {
+        flags |= libc::GLOB_ALTDIRFUNC;
+        // SAFETY: the caller's structure, as libc wants it.
+        unsafe {
             (*into).functions = [
                 closedir as *const c_void,
                 readdir64 as *const c_void,
-                crate::opendir as *const c_void,
-                crate::lstat as *const c_void,
-                crate::stat as *const c_void,
+                crate::hooks::opendir as *const c_void,
+                crate::hooks::lstat as *const c_void,
+                crate::hooks::stat as *const c_void,
             ];
         }
     }
@@ -227,7 +236,7 @@ unsafe fn walk(
     last: bool,
     go: impl Fn(*const c_char, Visit) -> c_int,
 ) -> c_int {
-    lead(libc::AT_FDCWD, top, last, |_, path| {
+    lead(libc::AT_FDCWD, top, last, Does::Read, |_, path| {
         // SAFETY: C strings.
         let led = unsafe { CStr::from_ptr(path) }.to_bytes();
         if path == top {
@@ -290,8 +299,12 @@ pub(crate) struct FtsEntry {
 /// Roots of a walk by fts(3).
 const ROOTS_MAX: usize = 16;
 
+/// `FTS_COMFOLLOW` and `FTS_LOGICAL` of fts.h: links that are roots are followed.
+const FTS_FOLLOW: c_int = 1 | 2;
+
 unsafe fn begin(
     paths: *const *const c_char,
+    last: bool,
     at: usize,
     all: &mut [*const c_char; ROOTS_MAX],
     then: &mut dyn FnMut(*const *const c_char) -> *mut c_void,
@@ -306,11 +319,11 @@ unsafe fn begin(
     }
     let (all, then) = (Cell::from_mut(all), std::cell::RefCell::new(then));
     // Each path stays on the stack until the walk has copied it.
-    lead(libc::AT_FDCWD, path, true, |_, path| {
+    lead(libc::AT_FDCWD, path, last, Does::Read, |_, path| {
         let mut list = all.get();
         list[at] = path;
         // SAFETY: as above.
-        unsafe { begin(paths, at + 1, &mut list, &mut **then.borrow_mut()) }
+        unsafe { begin(paths, last, at + 1, &mut list, &mut **then.borrow_mut()) }
     })
 }
 
@@ -331,8 +344,9 @@ macro_rules! fts {
             ) -> *mut c_void;
             let Some(next) = behind!($open: Function) else { return ptr::null_mut() };
             let mut list = [ptr::null(); ROOTS_MAX];
+            let last = options & FTS_FOLLOW != 0;
             // SAFETY: the caller keeps to libc's rules.
-            unsafe { begin(paths, 0, &mut list, &mut |paths| next(paths, options, order)) }
+            unsafe { begin(paths, last, 0, &mut list, &mut |paths| next(paths, options, order)) }
         }
 
         /// The function of libc, which shows no path of the tree.

@@ -107,6 +107,52 @@ fn programs_find_the_tree() {
     assert!(long.status.success() && long.stderr.is_empty(), "{long:?}");
 }
 
+/// Changes fail by every path there, for root too.
+#[test]
+fn the_tree_cannot_be_changed() {
+    let tree = Tree::new("change");
+    let list = || {
+        let mut list = Command::new("find");
+        list.arg(&tree.0).args(["-printf", "%p %m %u %T@ %s\n"]).output().unwrap().stdout
+    };
+    let before = list();
+    for script in [
+        ": > state",
+        "echo junk >> state",
+        "echo x > new",
+        "chmod 600 state",
+        "chown 1 state",
+        "touch state",
+        "truncate -s 0 state",
+        "rm -f state",
+        "mv state other",
+        "mv /dev/null state",
+        "ln state other",
+        "ln -s state other",
+        "mkdir other",
+        "mkfifo other",
+        "rm -r ../1",
+        "rmdir ../../../../infiniband_verbs/uverbs0",
+        "rm /dev/infiniband/uverbs0",
+        "test -w state",
+        "test -w .",
+    ] {
+        let (cd, port) = ("cd /sys/class", "infiniband/x0/ports/1");
+        let by_path = script.replace("state", &format!("/sys/class/{port}/state"));
+        for script in
+            [format!("{cd}/{port} && {script}"), format!("{cd}/{port}/.. && cd 1; {by_path}")]
+        {
+            let output = tree.shell(&script);
+            assert_ne!(output.status.code(), Some(0), "{script}");
+            let said = String::from_utf8_lossy(&output.stderr);
+            let is_question = script.contains("test -w");
+            assert!(is_question || said.contains("Permission denied"), "{script}: {said}");
+            assert!(list() == before, "{script}");
+        }
+    }
+    tree.prints("cd /sys/class/infiniband/x0 && : > /dev/infiniband/uverbs0 && echo y", "y\n");
+}
+
 #[test]
 fn python_finds_the_tree() {
     let python = "/usr/bin/python3";
@@ -121,6 +167,32 @@ fn python_finds_the_tree() {
     tree.prints(
         &format!("{python} -c \"{script}\""),
         "['x0'] True True /sys/class/infiniband 4: ACTIVE\n",
+    );
+    // Functions of libc that no command here calls: the kinds are FTS_D, FTS_SL and FTS_SL.
+    symlink("x0", tree.0.join("sys/class/infiniband/x1")).unwrap();
+    let script = "
+import ctypes as c, os, platform
+libc = c.CDLL(None)
+libc.fts_open.restype = libc.fts_read.restype = c.c_void_p
+libc.getwd.restype = c.c_char_p
+many = c.c_ulong if platform.machine() == 'x86_64' else c.c_uint
+class Entry(c.Structure):
+    _fields_ = [('pointers', c.c_void_p * 7), ('numbers', c.c_int * 2), ('lens', c.c_ushort * 2),
+        ('ino', c.c_ulong), ('dev', c.c_ulong), ('links', many), ('level', c.c_short),
+        ('info', c.c_ushort)]
+roots = (c.c_char_p * 2)(b'/sys/class/infiniband/x1', None)
+def kind(options):
+    return Entry.from_address(libc.fts_read(c.c_void_p(libc.fts_open(roots, options, None)))).info
+print(kind(2), kind(16), kind(16 | 4))
+found = (c.c_void_p * 9)()
+print(libc.glob(b'/s*s/class/infini*d/*0/ports', 0, None, found), c.string_at(
+    c.c_void_p.from_address(found[1]).value).decode())
+os.chdir('/sys/class/infiniband/x0')
+print(libc.getwd(c.create_string_buffer(4096)).decode())
+";
+    tree.prints(
+        &format!("{python} -c \"{script}\""),
+        "1 12 12\n0 /sys/class/infiniband/x0/ports\n/sys/class/infiniband/x0\n",
     );
 }
 

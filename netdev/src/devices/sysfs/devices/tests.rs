@@ -91,6 +91,7 @@ fn a_tree_has_what_sysfs_has_and_follows_the_devices() {
     let nothing = Counts::from([("counters/port_xmit_data".to_owned(), 3)]);
     tree::count(&root, &two[0], &nothing).unwrap();
     assert_eq!((read(&path).as_deref(), inode()), (Some("3\n"), before));
+    assert_eq!(fs::metadata(root.join(&path)).unwrap().mode() & 0o777, 0o444);
     // A device that is gone has no file, and the others tell of now.
     assert_eq!(names(ib), ["roce0"]);
     assert_eq!(names("sys/devices/rocinante"), ["roce0"]);
