@@ -48,7 +48,7 @@ struct Known {
     index: u32,
     number: u32,
     name: String,
-    /// The interface's name when it was last seen.
+    /// The interface's name when the port got its own, which the list has.
     interface: String,
     gids: Vec<Option<IpAddr>>,
 }
@@ -99,7 +99,7 @@ impl Names {
                     all.retain(|interface| !interface.addresses.is_empty());
                     all.into_iter().map(|interface| (interface, None)).collect()
                 }
-                Some(list) => self.listed(list, &all).map_err(|why| {
+                Some(list) => self.listed(list, namespace, &all).map_err(|why| {
                     let why = format!("{DEVICES_VARIABLE}: {why}");
                     io::Error::new(io::ErrorKind::InvalidInput, why)
                 })?,
@@ -126,15 +126,27 @@ impl Names {
     fn listed<'a>(
         &self,
         list: &'a str,
+        namespace: u64,
         all: &[Interface],
     ) -> Result<Vec<(Interface, Option<&'a str>)>, String> {
+        let entries = list.split(',').map(|entry| match entry.split_once('=') {
+            Some((word, name)) => (word.trim(), Some(name.trim())),
+            None => (entry.trim(), None),
+        });
+        // A port that got its name by this list keeps it, whatever its interface is called by now.
+        let of_entry = |(word, name): (&str, Option<&str>)| {
+            let is_it = |it: &&Known| {
+                (it.namespace, &*it.interface) == (namespace, word)
+                    && name.is_none_or(|name| it.name == name)
+            };
+            let mut ports = self.known.iter().filter(is_it);
+            ports.find_map(|port| all.iter().find(|interface| interface.index == port.index))
+        };
+        let taken: HashSet<u32> =
+            entries.clone().filter_map(of_entry).map(|interface| interface.index).collect();
         let mut wanted = Vec::new();
         let mut names = HashSet::new();
-        for (at, entry) in list.split(',').map(str::trim).enumerate() {
-            let (word, name) = match entry.split_once('=') {
-                Some((word, name)) => (word.trim(), Some(name.trim())),
-                None => (entry, None),
-            };
+        for (at, (word, name)) in entries.enumerate() {
             let shown = name.map_or_else(|| format!("roce{at}"), str::to_owned);
             let is_short = (1..=NAME_MAX).contains(&shown.len());
             if !is_short || shown.starts_with('.') || shown.contains('/') {
@@ -145,7 +157,8 @@ impl Names {
             if !names.insert(shown.clone()) {
                 return Err(format!("two devices with the name {shown}"));
             }
-            match all.iter().find(|interface| interface.name == word) {
+            let is_it = |it: &&Interface| it.name == word && !taken.contains(&it.index);
+            match of_entry((word, name)).or_else(|| all.iter().find(is_it)) {
                 Some(interface) => wanted.push((interface.clone(), name)),
                 // It was there.
                 None if self.known.iter().any(|known| known.interface == word) => {}
@@ -162,20 +175,20 @@ impl Names {
     fn name(&mut self, namespace: u64, name: Option<&str>, interface: Interface) -> NamedInterface {
         let of_port = |it: &Known| (it.namespace, it.index) == (namespace, interface.index);
         let found = match name {
-            // The port that the user means by the interface's name may have been made anew.
+            // The port that the user means by the interface's name may have been made anew: the
+            // one that had the name is gone.
             Some(name) => self.known.iter().position(|it| it.name == name),
             None => self.known.iter().position(of_port),
         };
         let at = found.unwrap_or_else(|| {
             let (number, name) = self.next(name);
             let gids = Vec::new();
-            let (index, interface) = (interface.index, String::new());
+            let (index, interface) = (interface.index, interface.name.clone());
             self.known.push(Known { namespace, index, number, name, interface, gids });
             self.known.len() - 1
         });
         let known = &mut self.known[at];
         (known.namespace, known.index) = (namespace, interface.index);
-        known.interface.clone_from(&interface.name);
         follow_gids(&mut known.gids, &interface.addresses);
         let Known { name, number, gids, .. } = known.clone();
         NamedInterface { name, number, interface, gids }
@@ -287,6 +300,42 @@ mod tests {
         assert_eq!(list(Some("d0=x,v0")), [v0.clone(), row("x", 4, "d0", &[true])]);
         pair.a.sh("ip link del d0");
         assert_eq!(list(Some("d0=x,v0")), [v0]);
+        // A port keeps its name while its interface gets another one, and then gives it to none.
+        pair.a.sh("ip link add d0 type veth");
+        let mut renamed = Names::none();
+        let mut shown = |list: &str| {
+            let devices = pair.a.run(|| renamed.list(Some(list))).expect("a list").into_iter();
+            devices.map(|it| (it.name, it.interface.name)).collect::<Vec<_>>()
+        };
+        for list in ["d0=x,v0,e0=y", "d0,v0,e0"] {
+            pair.a.sh("ip link add e0 type veth");
+            let before = shown(list);
+            let at = |interface: &str| {
+                before.iter().find(|(_, it)| it == interface).expect("it is there").0.clone()
+            };
+            let now = |wanted: &[(&str, &str)]| {
+                let mut wanted: Vec<(String, String)> =
+                    wanted.iter().map(|(before, it)| (at(before), (*it).to_owned())).collect();
+                wanted.sort();
+                wanted
+            };
+            let mut sorted = || {
+                let mut shown = shown(list);
+                shown.sort();
+                shown
+            };
+            pair.a.sh("ip link set d0 name f0; ip link add d0 type veth");
+            assert_eq!(sorted(), now(&[("d0", "f0"), ("v0", "v0"), ("e0", "e0")]));
+            // Also where its new name is that of another port in the list, which is gone.
+            pair.a.sh("ip link del e0; ip link set f0 name e0");
+            assert_eq!(sorted(), now(&[("d0", "e0"), ("v0", "v0")]));
+            // Once it is gone, the interface that the user names is another port.
+            pair.a.sh("ip link del e0");
+            let anew = sorted();
+            assert_eq!(anew.len(), 2);
+            let (name, _) = anew.iter().find(|(_, it)| it == "d0").expect("it is listed");
+            assert_eq!(*name == at("d0"), list.contains('='));
+        }
         // What another process has named holds, and names of both do not meet.
         let mut other = Names::none();
         other.known = known.known[1..].to_vec();
