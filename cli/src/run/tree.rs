@@ -26,9 +26,8 @@ pub fn make(list: &str) -> io::Result<(Vec<NamedInterface>, io::Result<PathBuf>)
     }
     let root = place().and_then(|place| {
         clean(&place);
-        let root = place.join(own_name()?);
+        let root = fresh(&place)?;
         sysfs::counts::clean(&root);
-        DirBuilder::new().mode(0o755).create(&root)?;
         Ok(root)
     });
     let mut devices = root.as_ref().map_or_else(|_| Devices::own(), |root| Devices::shared(root));
@@ -39,6 +38,17 @@ pub fn make(list: &str) -> io::Result<(Vec<NamedInterface>, io::Result<PathBuf>)
         let _ = fs::remove_dir_all(root);
     }
     Ok((found?, root))
+}
+
+/// Makes a directory for this process. It has one already if it was another `run` before.
+fn fresh(place: &Path) -> io::Result<PathBuf> {
+    let own = own_name()?;
+    let mut roots = (0_u32..).map(|at| place.join(format!("{own}-{at}")));
+    let made = roots.find_map(|root| match DirBuilder::new().mode(0o755).create(&root) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
+        made => Some(made.map(|()| root)),
+    });
+    made.unwrap_or_else(|| Err(io::ErrorKind::AlreadyExists.into()))
 }
 
 /// A directory of this user's own. Error: no directory can be written to, or the one for it belongs
@@ -88,7 +98,7 @@ fn clean(place: &Path) {
     let Ok(own) = namespace() else { return };
     for entry in fs::read_dir(place).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let mut words = name.to_str().unwrap_or_default().splitn(3, '-').map(str::parse::<u64>);
+        let mut words = name.to_str().unwrap_or_default().splitn(4, '-').map(str::parse::<u64>);
         if let (Some(Ok(space)), Some(Ok(pid)), Some(Ok(since))) =
             (words.next(), words.next(), words.next())
             && space == own
@@ -109,11 +119,16 @@ mod tests {
         let folder = tempfile::TempDir::new().unwrap();
         let place = folder.path().join("tree");
         own::directory(&place).unwrap();
-        let (space, own) = (namespace().unwrap(), own_name().unwrap());
+        let space = namespace().unwrap();
+        // This process was another `run` before.
+        let [own, again] = [(); 2].map(|()| {
+            let root = fresh(&place).unwrap();
+            root.file_name().unwrap().to_str().unwrap().to_owned()
+        });
         let since = began(std::process::id()).unwrap();
-        let gone = format!("{space}-{}-{}", std::process::id(), since + 1);
+        let gone = format!("{space}-{}-{}-1", std::process::id(), since + 1);
         let elsewhere = format!("{}-1-1", space + 1);
-        for name in [&own, &gone, &elsewhere, "counters-x"] {
+        for name in [&gone, &elsewhere, "counters-x"] {
             fs::create_dir(place.join(name)).unwrap();
         }
         // A child of a program that has ended.
@@ -135,7 +150,7 @@ mod tests {
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
-        let mut expected = vec![own, elsewhere, "counters-x".to_owned()];
+        let mut expected = vec![own, again, elsewhere, "counters-x".to_owned()];
         left.sort();
         expected.sort();
         assert_eq!(left, expected);
