@@ -63,8 +63,14 @@ pub fn hardware_devices() -> Vec<HardwareDevice> {
 pub(super) fn devices(root: &Path) -> Vec<HardwareDevice> {
     let names = entries(&root.join("infiniband"));
     let files = files(root);
+    // Below `rocinante run` there are devices in software.
+    let is_soft = |name: &String| {
+        let kind = line(&root.join("infiniband").join(name).join("hca_type"));
+        kind.as_deref() == Some("Rocinante")
+    };
     names
         .into_iter()
+        .filter(|name| !is_soft(name))
         .map(|name| {
             let ports = root.join("infiniband").join(&name).join("ports");
             let file = files.iter().find(|(device, _)| *device == name);
@@ -197,6 +203,9 @@ mod tests {
         fake.file(&format!("{port}/gid_attrs/ndevs/3"), "eth0\n");
         fake.file("infiniband_verbs/uverbs4/ibdev", "mlx5_0\n");
         fake.file("infiniband_verbs/abi_version", "6\n");
+        // A device of `rocinante run`.
+        fake.file("infiniband/roce0/hca_type", "Rocinante\n");
+        fake.file("infiniband/roce0/ports/1/state", "4: ACTIVE\n");
         let found = devices(&fake.0);
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].file.as_deref(), Some(Path::new("/dev/infiniband/uverbs4")));
