@@ -17,6 +17,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
+use rocinante::OpenOptions;
 use rocinante::device::{Backend, NETDEV_VARIABLE};
 use rocinante_netdev::sysfs::PATHS_VARIABLE;
 use rocinante_netdev::{DEVICES_VARIABLE, GUARDIAN_VARIABLE, Interface, NamedInterface};
@@ -105,9 +106,12 @@ fn become_program(args: &Args) -> Refusal {
 
 /// The program with its environment, and the directory that a guardian keeps for it.
 fn prepare(args: &Args) -> Result<(Command, guardian::Tree), Refusal> {
-    let [name, rest @ ..] = &args.program[..] else {
-        return Err(Refusal::cannot("no program is named"));
-    };
+    let named = args.program.split_first().filter(|(name, _)| !name.is_empty());
+    let (name, rest) = named.ok_or_else(|| Refusal::cannot("no program is named"))?;
+    // The library would fail at each device, and programs do not show why.
+    let options = OpenOptions::new();
+    let options = if args.netdev.is_some() { options.netdev_auto() } else { options };
+    options.check_environment().map_err(|error| Refusal::cannot(error.to_string()))?;
     let path = program::find(name)?;
     let libraries = Libraries::find().map_err(Refusal::cannot)?;
     let blind = program::blindness(&path);

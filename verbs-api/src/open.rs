@@ -258,6 +258,15 @@ impl OpenOptions {
         Ok(Context { device: Device::Kernel(device) })
     }
 
+    /// Checks the variables that these options leave a choice to, and opens nothing.
+    ///
+    /// # Errors
+    /// [`VerbsError::Invalid`] for a value that a variable cannot have.
+    #[doc(hidden)]
+    pub fn check_environment(&self) -> Result<(), VerbsError> {
+        self.wishes.settle().map(drop)
+    }
+
     /// Opens a device over a port that the caller made, such as one of the simulator's. The port
     /// decides addresses and MTU; `name` is what [`Context::name`] returns, and `why` the device's
     /// [`chosen_because`](crate::device::DeviceAttr). Contexts never share such a device.

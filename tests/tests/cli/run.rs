@@ -163,6 +163,28 @@ fn devices_and_backends_are_told_when_asked() {
     let output = installed.run(&["--device", "nosuch0", "--", "true"]).output().unwrap();
     refused(&output, CANNOT, "no interface \"nosuch0\": there are");
     refused(&installed.run(&["--netdev", "pigeon", "--", "true"]).output().unwrap(), 2, "pigeon");
+    // A program that becomes another `run` for other devices.
+    let own = installed.place().join("bin/rocinante").display().to_string();
+    let line = ["--device", "lo=x0", "--", &own, "run", "-v", "--device", "lo=x1", "--", "true"];
+    let output = installed.run(&line).output().unwrap();
+    refused(&output, 0, "device x1: lo (127.0.0.1");
+    refused(&output, 0, "/sys/class/infiniband is /");
+}
+
+/// Values with which the library could open no device.
+#[test]
+fn variables_are_checked_before_the_program_begins() {
+    let installed = Installed::new();
+    for (variable, value, word) in [
+        ("ROCINANTE_NETDEV", "pigeon", "ROCINANTE_NETDEV: "),
+        ("ROCINANTE_SHARDS", "65", "ROCINANTE_SHARDS=65: a device has 1 to 64 shards"),
+        ("ROCINANTE_KEEP_ALIVE", "abc", "ROCINANTE_KEEP_ALIVE=abc: give it seconds"),
+    ] {
+        let output = installed.run(&["--", "true"]).env(variable, value).output().unwrap();
+        refused(&output, CANNOT, word);
+    }
+    let mut named = installed.run(&["--netdev", "udp", "--", "true"]);
+    assert!(named.env("ROCINANTE_NETDEV", "pigeon").status().unwrap().success());
 }
 
 #[test]
@@ -171,6 +193,7 @@ fn what_cannot_be_run_is_refused_with_the_reason() {
     installed.refuses("no-such-program", NOT_FOUND, "not found in PATH");
     installed.refuses("/nowhere/x", NOT_FOUND, "not found");
     installed.refuses("/usr", CANNOT, "is a directory");
+    installed.refuses("", CANNOT, "no program is named");
     installed.refuses(&installed.file("data", 0o644, b""), CANNOT, "Permission denied");
     let program = |name: &str, bytes: &[u8]| installed.file(name, 0o755, bytes);
     installed.refuses(&program("static", &elf(None)), CANNOT, "linked statically");

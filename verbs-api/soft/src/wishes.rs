@@ -93,14 +93,21 @@ impl Wishes {
             let why = format!("the connection manager repeats itself 0 to 15 times, not {times}");
             return Err(VerbsError::Invalid(why));
         }
-        let backend = self.netdev.settle(std::env::var_os(NETDEV_VARIABLE).as_deref())?;
-        keep_alive()?;
-        let shards = settle_shards(self.shards, std::env::var_os(SHARDS_VARIABLE).as_deref())?;
+        let (backend, shards) = self.settle()?;
         if shards.unwrap_or(1) > 1 && self.background == Some(false) {
             let why = "several shards need their background threads: leave them, or open one shard";
             return Err(VerbsError::Invalid(why.into()));
         }
         Prepared::new(self, (backend, shards), iface, (addresses, are_all))
+    }
+
+    /// The backend and the number of shards, of these options or else of the environment. Error: a
+    /// variable has a value that it cannot have.
+    pub fn settle(&self) -> Result<(Option<Backend>, Option<usize>), VerbsError> {
+        let backend = self.netdev.settle(std::env::var_os(NETDEV_VARIABLE).as_deref())?;
+        keep_alive()?;
+        let shards = settle_shards(self.shards, std::env::var_os(SHARDS_VARIABLE).as_deref())?;
+        Ok((backend, shards))
     }
 
     /// As [`prepare`](Self::prepare), for an interface with all its addresses. Error: as there; or
