@@ -263,7 +263,7 @@ gone("ibv_dealloc_pd", other_pd)
 NONE, context = errno.EOPNOTSUPP, own.context
 for bits, error, make in [
     (range(2, 32), E, lambda bit: (CREATE_CQ, context, context, cq_attr(comp_mask=bit))),
-    (range(2, 32), NONE, lambda bit: (CREATE_CQ, context, context, cq_attr(1, flags=bit))),
+    (range(1, 32), NONE, lambda bit: (CREATE_CQ, context, context, cq_attr(1, flags=bit))),
     (range(7, 64), NONE, lambda bit: (CREATE_CQ, context, context, cq_attr(wc_flags=bit))),
     (range(0, 31), E, lambda bit: (CREATE_CQ, context, context, cq_attr(vector=bit))),
     ([1, 3, 4, 5, *range(7, 32)], NONE,
@@ -297,7 +297,7 @@ for why, what, attr in [("no domain", CREATE_QP, qp_attr(own.pd, own.cq, 0)),
                         ("nothing", ALLOC_PARENT, None)]:
     refuses(why, E, what, context, context, attr)
 for what, attr, destroy in [
-    (CREATE_CQ, cq_attr(1 | 2, flags=3, wc_flags=0x7F, parent=own.parent), "ibv_destroy_cq"),
+    (CREATE_CQ, cq_attr(1 | 2, flags=1, wc_flags=0x7F, parent=own.parent), "ibv_destroy_cq"),
     (CREATE_QP, qp_attr(own.pd, own.cq, 1 | 4 | 64, ops=0xFF), "ibv_destroy_qp"),
     (CREATE_SRQ, srq_attr(own.pd, 1 | 2), "ibv_destroy_srq"),
 ]:

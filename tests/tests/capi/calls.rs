@@ -70,4 +70,9 @@ fn ways_of_librdmacm_are_the_kernels() {
     let done = asks.finish().succeeded();
     assert!(done.out.ends_with("all as expected\n"), "{}{}", done.out, done.err);
     serves.child.kill();
+    let limits = ["-qw", "net.ipv6.bindv6only=1", "net.ipv4.ip_local_port_range=50000 50010"];
+    let set = a.output(Command::new("sysctl").args(limits)).unwrap();
+    assert!(set.status.success(), "{set:?}");
+    let done = library.run(a, &format!("{program} sysctl")).succeeded();
+    assert_eq!(done.out, "all as expected\n", "{}", done.err);
 }

@@ -35,8 +35,9 @@ impl Held {
 
     /// Its port at this address, with its options.
     pub(super) fn bound(&self, id: &Id, address: SocketAddr) -> Bound {
-        let (reuse, one_family) = (self.reuse, self.one_family);
-        Bound { id: id.number, address, reuse, one_family }
+        // As `rdma_bind_addr_dst` of `cma.c`.
+        let one_family = self.one_family.unwrap_or_else(|| address.is_ipv4() || v6_alone());
+        Bound { id: id.number, address, reuse: self.reuse, one_family }
     }
 }
 
@@ -89,8 +90,9 @@ impl Command<'_> {
 
     /// Binds the port on devices that are open.
     fn bind_port(&self, id: &Id, held: &mut Held, address: SocketAddr) -> Outcome<()> {
-        held.local = Some(self.it.ports.lock().bind(id.space, held.bound(id, address))?);
-        (held.has_port, held.phase) = (true, Phase::Bound);
+        let bound = held.bound(id, address);
+        held.local = Some(self.it.ports.lock().bind(id.space, bound)?);
+        (held.has_port, held.one_family, held.phase) = (true, Some(bound.one_family), Phase::Bound);
         Ok(())
     }
 
@@ -124,22 +126,18 @@ impl Command<'_> {
         if local.is_ipv4() != peer.is_ipv4() || !is_idle && !matches!(held.phase, Phase::Bound) {
             return Err(libc::EINVAL);
         }
-        let way = toward(Some(local), peer).and_then(|(from, to)| {
-            let found = self.it.devices.of(from).map_err(|errno| match errno {
-                libc::EADDRNOTAVAIL => libc::ENODEV,
-                errno => errno,
-            });
-            Ok((from, to, found?))
-        });
-        let near = way.as_ref().ok().and_then(|(.., found)| self.it.open_device(found).ok());
+        // As `rdma_resolve_ip`: an event tells of what is found out later.
+        let (from, to) = toward(Some(local), peer)?;
+        let found = self.it.devices.of(from);
+        let near = found.as_ref().ok().and_then(|found| self.it.open_device(found).ok());
         match is_idle {
             // Its port is one of the address where the way begins.
             true if local.ip().is_unspecified() => self.bind_port(id, &mut held, local)?,
             true => self.bind_held(id, &mut held, local)?,
             false => {}
         }
-        match way {
-            Ok((from, to, found)) => {
+        match found {
+            Ok(found) => {
                 let earlier = held.earlier();
                 let local = with_port(from, held.local.unwrap_or(local).port());
                 if held.has_port {
@@ -160,6 +158,7 @@ impl Command<'_> {
             }
             Err(errno) => {
                 held.peer = Some(peer);
+                let errno = if errno == libc::EADDRNOTAVAIL { libc::ENODEV } else { errno };
                 id.tell(Kind::AddrError, -errno, Param::default());
             }
         }
@@ -234,7 +233,7 @@ impl Listens {
     /// `None` if it is at no address.
     pub(super) fn of(id: &Id, held: &Held) -> Option<Self> {
         let local = held.local?;
-        let is_for_all = local.ip().is_unspecified() && !held.one_family;
+        let is_for_all = local.ip().is_unspecified() && held.one_family != Some(true);
         let address = Some(local.ip()).filter(|_| !is_for_all);
         Some(Self { service: id.service_of(held), local, address })
     }
@@ -262,6 +261,11 @@ impl Ucma {
         let listener = opened.device.listen(at.service, (at.address, PENDING), Arc::new(sink));
         Ok((opened.clone(), listener.map_err(|error| errno(&error))?))
     }
+}
+
+/// Whether wildcards of IPv6 are not of IPv4, too, where the program does not say (`bindv6only`).
+fn v6_alone() -> bool {
+    std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|text| text.trim() == "1")
 }
 
 /// The address, its scope included, with another port.

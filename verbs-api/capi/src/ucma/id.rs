@@ -47,7 +47,8 @@ pub(super) struct Held {
     /// Whether it has a port of its own. That of a request is its listener's.
     pub(super) has_port: bool,
     pub(super) reuse: bool,
-    pub(super) one_family: bool,
+    /// `RDMA_OPTION_ID_AFONLY`, once it was set or the id has a port.
+    pub(super) one_family: Option<bool>,
     pub(super) tos: u8,
     pub(super) ack_timeout: Option<u8>,
     /// The first PSN that its queue pair expects.
@@ -152,7 +153,7 @@ impl Id {
             opened: None,
             has_port: false,
             reuse: false,
-            one_family: false,
+            one_family: None,
             tos: 0,
             ack_timeout: None,
             psn,

@@ -47,7 +47,7 @@ impl Command<'_> {
                 (_, true) => held.reuse = true,
             },
             _ if !matches!(held.phase, Phase::Idle | Phase::Bound) => return Err(libc::EINVAL),
-            _ => held.one_family = is_set,
+            _ => held.one_family = Some(is_set),
         }
         // They hold for a port that it has already.
         if let Some(local) = held.local.filter(|_| held.has_port) {

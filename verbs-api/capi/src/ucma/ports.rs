@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use rustix::thread::{CapabilitySet, capabilities};
@@ -13,8 +14,16 @@ use crate::plain::{PortClaim, PortSpace};
 use super::Outcome;
 use super::devices::{Opened, zone};
 
-/// The ports from which one is taken where the program names none.
-const FREE: std::ops::Range<u16> = 32_768..61_000;
+/// The ports from which one is taken where the program names none (`ip_local_port_range`).
+fn free() -> RangeInclusive<u16> {
+    let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
+    let text = text.unwrap_or_default();
+    let mut ends = text.split_whitespace().map_while(|end| end.parse().ok());
+    match (ends.next(), ends.next()) {
+        (Some(first @ 1..), Some(last)) if first <= last => first..=last,
+        _ => 32_768..=60_999,
+    }
+}
 
 /// Whether this thread may not bind to the port (`ip_unprivileged_port_start`,
 /// `CAP_NET_BIND_SERVICE`).
@@ -68,8 +77,9 @@ impl Ports {
             }
             return self.take(space, of);
         }
-        for _ in FREE {
-            let port = self.free(space).ok_or(libc::EADDRNOTAVAIL)?;
+        let free = free();
+        for _ in free.clone() {
+            let port = self.free(space, &free).ok_or(libc::EADDRNOTAVAIL)?;
             of.address.set_port(port);
             // Another process may have it.
             if let Ok(bound) = self.take(space, of) {
@@ -172,16 +182,16 @@ impl Ports {
         all.filter(|(_, of)| of.id == id).collect()
     }
 
-    fn free(&mut self, space: PortSpace) -> Option<u16> {
-        if self.next == 0 {
+    fn free(&mut self, space: PortSpace, of: &RangeInclusive<u16>) -> Option<u16> {
+        if !of.contains(&self.next) {
             // Another process begins elsewhere.
             let scattered = std::process::id().wrapping_mul(2_654_435_761) >> 16;
-            let count = u32::from(FREE.end - FREE.start);
-            self.next = FREE.start + u16::try_from(scattered % count).unwrap_or(0);
+            let at = scattered as usize % of.len();
+            self.next = of.clone().nth(at)?;
         }
-        for _ in FREE {
+        for _ in of.clone() {
             let port = self.next;
-            self.next = if port + 1 < FREE.end { port + 1 } else { FREE.start };
+            self.next = if port < *of.end() { port + 1 } else { *of.start() };
             if !self.bound.contains_key(&(space, port)) {
                 return Some(port);
             }
@@ -271,27 +281,28 @@ mod tests {
     /// is free.
     #[test]
     fn every_free_port_is_given_out_again_and_again() {
-        let mut ports = Ports { next: FREE.end - 2, ..Ports::default() };
+        let (free, end) = (free(), *free().end());
+        let mut ports = Ports { next: end - 1, ..Ports::default() };
         let any = |id| of(id, "10.0.0.1:0", false);
         let spaces = [PortSpace::Tcp, PortSpace::Udp];
         for round in 0..3 {
-            let mut given: Vec<u16> =
-                FREE.map(|port| ports.bind(spaces[0], any(port.into())).unwrap().port()).collect();
+            let bind = |port: u16| ports.bind(spaces[0], any(port.into())).unwrap().port();
+            let mut given: Vec<u16> = free.clone().map(bind).collect();
             if round == 0 {
-                assert_eq!(given[..3], [FREE.end - 2, FREE.end - 1, FREE.start]);
+                assert_eq!(given[..3], [end - 1, end, *free.start()]);
             }
             for _ in 0..2 {
                 assert_eq!(ports.bind(spaces[0], any(1)), Err(libc::EADDRNOTAVAIL), "{round}");
             }
             let other = ports.bind(spaces[1], any(1)).unwrap().port();
-            assert_eq!(ports.count(), FREE.len() + 1);
+            assert_eq!(ports.count(), free.len() + 1);
             ports.release(spaces[1], other, 1);
-            for (id, port) in FREE.zip(&given) {
+            for (id, port) in free.clone().zip(&given) {
                 ports.release(spaces[0], *port, id.into());
             }
             assert_eq!(ports.count(), 0);
             given.sort_unstable();
-            assert!(given.into_iter().eq(FREE), "{round}");
+            assert!(given.into_iter().eq(free.clone()), "{round}");
         }
     }
 }
