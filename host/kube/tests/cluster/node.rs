@@ -158,7 +158,7 @@ fn image(folder: &Path) -> Result<(), String> {
     sh(&format!(
         "mkdir -p {folder}/image/usr/bin {folder}/image/tmp; cd {folder}/image; chmod 1777 tmp
          ln -s usr/bin bin
-         for program in $(command -v sh sleep cat) {}; do
+         for program in $(which sh sleep cat) {}; do
              cp -L $program usr/bin/
              for library in $(ldd $program | grep -o '/[^ ]*'); do
                  mkdir -p .$(dirname $library); cp -Ln $library .$library
@@ -236,7 +236,7 @@ async fn nothing_is_left(cluster: &Cluster) -> Done {
     let socket = cluster.folder.join("containerd.sock");
     let left = format!(
         "ctr --address {} --namespace k8s.io containers list --quiet
-         ip -o link show type veth
+         ip -o link show master pods0
          find /run/rocinante-agent -name '*.port'",
         socket.display()
     );
