@@ -92,9 +92,9 @@ impl ChildGuard {
         LabError::Timeout { command: self.command.clone(), seconds: limit.as_secs_f64() }
     }
 
-    /// Waits until the child ends. Collects the output that it wrote to pipes, up to 16 MiB of each.
-    /// Error: the child did
-    /// not end within `limit`, and is killed; or another process has its pipes.
+    /// Waits until the child ends. Collects the output that it wrote to pipes, up to 16 MiB of
+    /// each. Error: the child did not end within `limit`, and is killed; or another process has its
+    /// pipes.
     pub fn wait_with_output(mut self, limit: Duration) -> Result<Output> {
         let deadline = Instant::now() + limit;
         let left = || deadline.saturating_duration_since(Instant::now());
