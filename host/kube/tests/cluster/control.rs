@@ -95,13 +95,12 @@ async fn shrinks(cluster: &mut Cluster) -> Done {
 
 /// A new extender counts what the old one promised.
 async fn restarts(cluster: &mut Cluster) -> Done {
-    let extender = cluster.extender(8888).await?;
+    let mut extender = cluster.extender(8888).await?;
     let _scheduler = cluster.scheduler(extender.address)?;
     cluster.add_node("n", &[("a", 10)], None).await?;
     cluster.add_pod("before", &[7000]).await?;
     cluster.bound("before").await?;
-    extender.signal("-KILL");
-    drop(extender);
+    extender.kill();
     cluster.add_pod("over", &[4000]).await?;
     cluster.refused("over").await?;
     let _extender = cluster.extender(8888).await?;

@@ -5,8 +5,8 @@
 //! replaced by a double. Nodes other than the one with a kubelet are objects alone, and the program
 //! sets the phases of their pods. What a version does not have is said, and is never a pass.
 //!
-//! All of it runs in namespaces of its own for network, mounts and processes, so nothing is left
-//! behind, whichever signal ends it.
+//! All of it runs in namespaces of its own for network, mounts and processes, so that they end with
+//! it. The containers' empty cgroups are removed.
 
 #[path = "../extender/audit.rs"]
 mod audit;
@@ -15,9 +15,8 @@ mod node;
 mod parts;
 mod storm;
 
-use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use clap::Parser;
@@ -75,9 +74,18 @@ fn main() -> ExitCode {
         let own = std::env::current_exe().expect("/proc is there");
         let mut inside = Command::new("unshare");
         inside.args(["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
-        let error = inside.arg(own).args(std::env::args_os().skip(1)).env(INSIDE, "1").exec();
-        println!("unshare: {error}");
-        return ExitCode::FAILURE;
+        let done = inside.arg(own).args(std::env::args_os().skip(1)).env(INSIDE, "1").status();
+        let cgroups = "/sys/fs/cgroup -depth -type d -path */k8s.io* -exec rmdir {} ;";
+        let mut remove = Command::new("find");
+        // Those of other containers are not empty.
+        let _ = remove.args(cgroups.split(' ')).stderr(Stdio::null()).status();
+        return match done {
+            Ok(status) if status.success() => ExitCode::SUCCESS,
+            done => {
+                println!("unshare: {done:?}");
+                ExitCode::FAILURE
+            }
+        };
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     runtime.expect("a runtime").block_on(run(&arguments, binaries))

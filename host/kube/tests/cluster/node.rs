@@ -225,7 +225,11 @@ fn written(name: &str) -> String {
 async fn succeeded(cluster: &Cluster, name: &str) -> Result<String, String> {
     let phase = phase(cluster, name, &["Succeeded", "Failed"]).await?;
     let text = written(name);
-    if phase == "Succeeded" { Ok(text) } else { Err(format!("{name}: {phase}: {text}")) }
+    if phase == "Succeeded" {
+        return Ok(text);
+    }
+    let status = cluster.pods().get(name).await.ok().and_then(|it| it.status).unwrap_or_default();
+    Err(format!("{name}: {phase}, {:?}: {:?}: {text}", status.reason, status.message))
 }
 
 /// Pods are deleted, and containers and their network are gone with them.
@@ -244,6 +248,22 @@ async fn nothing_is_left(cluster: &Cluster) -> Done {
         .await
         .map(drop)
         .map_err(|why| format!("{why}: {}", sh(&left).unwrap_or_default()))
+}
+
+/// Makes pods until one has a device: the kubelet refuses a pod while no healthy one is there.
+async fn admitted(cluster: &Cluster) -> Done {
+    const TRIES: usize = 30;
+    let mut refusal = String::new();
+    for at in 0..TRIES {
+        let name = format!("afterwards{at}");
+        cluster.create(pod(&name, DEVICES_OF_THE_POD)).await?;
+        match succeeded(cluster, &name).await {
+            Ok(text) => return has_packet(&name, &text),
+            Err(why) => refusal = why,
+        }
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    }
+    Err(refusal)
 }
 
 const DEVICES_OF_THE_POD: &str = "exec rocinante devices";
@@ -290,13 +310,13 @@ async fn traffic(cluster: &Cluster) -> Result<(), String> {
 async fn kubelet(cluster: &mut Cluster) -> Done {
     let mut node = Node::start(cluster).await?;
     traffic(cluster).await?;
-    node.kubelet.signal("-KILL");
+    node.kubelet.kill();
     // A kubelet wipes its folder of plugins at its start.
     node.kubelet = Node::kubelet(cluster)?;
-    cluster.create(pod("afterwards", DEVICES_OF_THE_POD)).await?;
-    has_packet("afterwards", &succeeded(cluster, "afterwards").await?)?;
+    admitted(cluster).await?;
     node.ready(cluster).await?;
-    println!("  the client: {}", succeeded(cluster, "client").await?.trim());
+    let text = succeeded(cluster, "client").await?;
+    println!("  the client: {}", text.lines().last().unwrap_or_default());
     succeeded(cluster, "server").await?;
     nothing_is_left(cluster).await
 }
@@ -305,23 +325,12 @@ async fn kubelet(cluster: &mut Cluster) -> Done {
 async fn parts(cluster: &mut Cluster) -> Done {
     let mut node = Node::start(cluster).await?;
     traffic(cluster).await?;
-    node.driver.signal("-KILL");
+    node.driver.kill();
     node.driver = Node::driver(cluster)?;
-    node.agent.signal("-KILL");
+    node.agent.kill();
     node.agent = Node::agent(cluster)?;
+    admitted(cluster).await?;
     node.ready(cluster).await?;
-    // A pod that is admitted while the plugin has no healthy device fails, and is made again.
-    let mut tries = 0;
-    loop {
-        tries += 1;
-        let name = format!("afterwards{tries}");
-        cluster.create(pod(&name, DEVICES_OF_THE_POD)).await?;
-        match succeeded(cluster, &name).await {
-            Ok(text) => break has_packet(&name, &text)?,
-            Err(why) if tries == 10 => return Err(why),
-            Err(_) => {}
-        }
-    }
     succeeded(cluster, "client").await?;
     succeeded(cluster, "server").await?;
     nothing_is_left(cluster).await
