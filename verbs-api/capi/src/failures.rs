@@ -1,11 +1,15 @@
 //! Why a request failed, for those that asked (`ROCINANTE_LOG=warn`).
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use rocinante_soft::model::device::DeviceCounters;
 
 use crate::abi::Wc;
 use crate::log::{Level, say};
+
+/// A peer that is there may take longer to answer, where it shares its processor.
+const SHORT: Duration = Duration::from_millis(50);
 
 /// `enum ibv_wc_status`.
 mod status {
@@ -20,30 +24,41 @@ mod status {
     pub(super) const RNR_RETRY_EXC_ERR: i32 = 13;
 }
 
-/// Says why these completions failed. `ask` gives the peer of a queue pair and the counters of the
-/// device.
+/// A queue pair whose request failed, as far as it is still there, and its device.
+#[derive(Default)]
+pub(crate) struct Asked {
+    pub(crate) peer: Option<IpAddr>,
+    /// How long a packet of it waits for an ACK, with all retries.
+    pub(crate) patience: Option<Duration>,
+    pub(crate) counters: DeviceCounters,
+}
+
+/// Says why these completions failed.
 #[cold]
-pub(crate) fn tell(
-    completions: &[Wc],
-    ask: impl Fn(u32) -> Option<(Option<IpAddr>, DeviceCounters)>,
-) {
+pub(crate) fn tell(completions: &[Wc], ask: impl Fn(u32) -> Option<Asked>) {
     for wc in completions.iter().filter(|wc| wc.status != status::SUCCESS) {
         // Flushed requests follow the one that failed.
         let level = if wc.status == status::WR_FLUSH_ERR { Level::Debug } else { Level::Warn };
         if !crate::log::says(level) {
             continue;
         }
-        let (peer, counters) = ask(wc.qp_num).unwrap_or_default();
-        let peer = peer.map_or_else(|| "the peer".to_owned(), |peer| peer.to_string());
-        let (qpn, status) = (wc.qp_num, wc.status);
-        let why = why(status, &peer, &counters);
+        let (qpn, asked) = (wc.qp_num, ask(wc.qp_num).unwrap_or_default());
+        let why = why(wc.status, &asked);
         say(level, format_args!("queue pair {qpn:#08x}, request {:#x}: {why}", wc.wr_id));
     }
 }
 
-fn why(status: i32, peer: &str, counters: &DeviceCounters) -> String {
+fn why(status: i32, Asked { peer, patience, counters }: &Asked) -> String {
+    let peer = &peer.map_or_else(|| "the peer".to_owned(), |peer| peer.to_string());
     match status {
-        status::RETRY_EXC_ERR => format!("retries exceeded: {}", silence(peer, counters)),
+        status::RETRY_EXC_ERR => match patience.filter(|time| *time < SHORT) {
+            Some(time) if counters.refused.0 == 0 => format!(
+                "retries exceeded: {peer} did not answer within {time:.1?}, which is all that the \
+                 queue pair's ACK timeout and retries give: a longer timeout is usual \
+                 (ibv_qp_attr::timeout, perftest's -u: 14 to 18)"
+            ),
+            _ => format!("retries exceeded: {}", silence(peer, counters)),
+        },
         status::RNR_RETRY_EXC_ERR => format!(
             "RNR retries exceeded: {peer} answers, but its program posted no receive in time"
         ),
@@ -108,5 +123,24 @@ fn silence(peer: &str, counters: &DeviceCounters) -> String {
             "{peer} answers no longer: its program has ended, its queue pair is in the error \
              state, or the network lets packets through in one direction only"
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_time_for_answers_is_named() {
+        let of = |ms, refused| {
+            let mut counters = DeviceCounters::default();
+            counters.refused = (refused, libc::EPERM);
+            let patience = Some(Duration::from_millis(ms));
+            why(status::RETRY_EXC_ERR, &Asked { peer: None, patience, counters })
+        };
+        let short = "retries exceeded: the peer did not answer within 1.0ms";
+        assert!(of(1, 0).starts_with(short), "{}", of(1, 0));
+        assert!(of(500, 0).contains("no packet of the peer came"), "{}", of(500, 0));
+        assert!(of(1, 1).contains("the kernel refused to send 1 packets"), "{}", of(1, 1));
     }
 }

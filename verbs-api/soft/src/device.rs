@@ -327,6 +327,15 @@ impl Hca {
         Some(attr.peer?.remote)
     }
 
+    /// How long a packet of a queue pair waits for an ACK, with all retries; `None` if for ever.
+    pub fn patience_of(&self, qpn: Qpn) -> Option<Duration> {
+        let shard = self.shards.of_qpn(qpn)?.hold();
+        let (_, attr, _) = shard.engine.query_qp(qpn)?;
+        // IBTA 9.7.6.1.3, in units of 4.096 µs.
+        let timeout = attr.timeout.filter(|exponent| (1..32).contains(exponent))?;
+        Some(Duration::from_nanos(4096 << timeout) * (u32::from(attr.retry_cnt?) + 1))
+    }
+
     pub fn resources(&self) -> Resources {
         let mut sum = Resources::default();
         for (index, core) in self.shards.all().enumerate() {

@@ -257,7 +257,9 @@ pub(super) unsafe fn tell(cq: *mut abi::Cq, completions: &[abi::Wc]) {
     let Ok(shared) = (unsafe { context::of((*cq).context) }) else { return };
     failures::tell(completions, |qpn| {
         let opened = shared.if_opened()?;
-        Some((opened.device.peer_of(Qpn::new(qpn & 0xff_ffff)), opened.device.counters()))
+        let (device, qpn) = (&opened.device, Qpn::new(qpn & 0xff_ffff));
+        let (peer, patience) = (device.peer_of(qpn), device.patience_of(qpn));
+        Some(failures::Asked { peer, patience, counters: device.counters() })
     });
 }
 
