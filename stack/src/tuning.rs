@@ -158,7 +158,7 @@ pub(crate) mod read_window {
     pub(crate) const PARTS: u32 = 64;
     /// Packets without a loss after which the last loss is forgotten: 4 GiB of 4096 bytes each.
     /// More: short requests for longer. Less: more losses in a bottleneck. Not measured.
-    pub(crate) const CALM: u32 = 1 << 20;
+    pub(crate) const CALM: i32 = 1 << 20;
     /// Requests of few packets that are expected to be in flight in spite of losses. More: faster
     /// on long paths, more losses in a bottleneck. Not measured by itself.
     pub(crate) const LEAST: u32 = 16;

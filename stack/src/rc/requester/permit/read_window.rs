@@ -56,8 +56,9 @@ pub(in crate::rc::requester) struct ReadWindow {
     /// The peer is a Rocinante, whose responses come as its other packets do, as super-packets or
     /// not. Those of a card, or of a kernel without them, come one by one.
     pub(super) whole: bool,
-    /// Packets that came since some were lost, up to [`CALM`].
-    since: u32,
+    /// Packets that came since some were lost, up to [`CALM`]. Those that were in flight then count
+    /// from below 0.
+    since: i32,
 }
 
 impl ReadWindow {
@@ -87,6 +88,7 @@ impl ReadWindow {
     pub(in crate::rc::requester) fn came(&mut self, packets: u64) {
         let packets = u32::try_from(packets).unwrap_or(u32::MAX);
         self.allowed = self.allowed.saturating_add(packets.saturating_mul(self.gain));
+        let packets = i32::try_from(packets).unwrap_or(i32::MAX);
         self.since = self.since.saturating_add(packets).min(CALM);
     }
 
@@ -99,14 +101,14 @@ impl ReadWindow {
     pub(in crate::rc::requester) fn lost(&mut self, under_way: u64) {
         let half = u32::try_from(under_way / 2).unwrap_or(u32::MAX);
         self.allowed = self.allowed.min(half.saturating_mul(PARTS));
-        (self.gain, self.since) = (1, 0);
+        (self.gain, self.since) = (1, -i32::try_from(under_way).unwrap_or(i32::MAX));
     }
 
-    /// Of `under_way` packets in flight, one came with a congestion mark. That counts as a loss,
-    /// once in each window of packets.
+    /// Of `under_way` packets in flight, one came with a congestion mark. That counts as a loss that
+    /// leaves the least, once for all that were in flight.
     pub(in crate::rc::requester) fn marked(&mut self, under_way: u64) {
-        if self.since >= self.packets().min(CALM) {
-            self.lost(under_way);
+        if self.since >= 0 {
+            self.lost(under_way.max(2 * u64::from(self.least)));
         }
     }
 }
@@ -197,7 +199,7 @@ mod tests {
         flow.lost(10);
         flow.lost(0);
         assert!(flow.allows(33, 15) && !flow.allows(34, 15));
-        flow.came(u64::from(CALM) - 1);
+        flow.came(u64::try_from(CALM).unwrap() - 1);
         assert_eq!(request_packets(Mtu::Mtu4096, &peers, &flow), 15);
         flow.came(1);
         assert_eq!(request_packets(Mtu::Mtu4096, &peers, &flow), 123, "which is forgotten");
@@ -213,12 +215,16 @@ mod tests {
         assert!(flow.allows(700, 100) && !flow.allows(700, 101));
         (0..9).for_each(|_| flow.marked(800));
         assert!(flow.allows(300, 100) && !flow.allows(300, 101));
-        flow.came(405);
+        flow.came(799);
         flow.marked(400);
-        assert!(flow.allows(306, 100) && !flow.allows(306, 101), "not a window of them yet");
+        assert!(flow.allows(312, 100) && !flow.allows(312, 101), "one of them is in flight");
         flow.came(1);
         flow.marked(400);
         assert!(flow.allows(100, 100) && !flow.allows(100, 101));
+        // The last packet of all.
+        flow.came(400);
+        flow.marked(1);
+        assert!(flow.allows(0, 48) && !flow.allows(0, 49));
     }
 
     #[test]
