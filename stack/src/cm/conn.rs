@@ -9,6 +9,8 @@
 //!     v                                  v                   v
 //!   (gone)                           DreqSent ── DREP ──> TimeWait ──> (gone)
 //! ```
+//!
+//! A REJ for a stale connection leads from ReqSent to TimeWait.
 
 use core::net::IpAddr;
 

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use libc::{mode_t, size_t, ssize_t};
 
-use crate::Does::{self, Change, Read};
+use crate::Does::{self, Change, Make, Read, Write};
 use crate::{Answer, behind, lead, set_errno};
 
 /// Defines functions of libc that lead their `path` to where it belongs and go on to the next
@@ -54,16 +54,26 @@ fn opens(flags: c_int) -> bool {
 
 /// What open(2) does.
 fn opening(flags: c_int) -> Does {
-    let changes = libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC;
-    if flags & changes == libc::O_RDONLY { Read } else { Change }
+    let made = flags & (libc::O_CREAT | libc::O_EXCL);
+    match flags & (libc::O_ACCMODE | libc::O_TRUNC) {
+        _ if made == libc::O_CREAT | libc::O_EXCL => Make,
+        _ if made & libc::O_CREAT != 0 => Write,
+        libc::O_RDONLY => Read,
+        _ => Change,
+    }
 }
 
 /// What fopen(3) does.
 fn streaming(mode: *const c_char) -> Does {
     // SAFETY: a C string, as libc's function wants.
     let mode = unsafe { CStr::from_ptr(mode) }.to_bytes();
-    let mut letters = mode.iter().take_while(|letter| **letter != b',');
-    if letters.any(|letter| b"wa+".contains(letter)) { Change } else { Read }
+    let has = |wanted: u8| mode.iter().take_while(|it| **it != b',').any(|it| *it == wanted);
+    match has(b'w') || has(b'a') {
+        true if has(b'x') => Make,
+        true => Write,
+        false if has(b'+') => Change,
+        false => Read,
+    }
 }
 
 /// The wish of a program that asks by access(2).
@@ -140,8 +150,8 @@ hooks! {
     realpath(path, into: *mut c_char) { true } -> *mut c_char;
     __realpath_chk(path, into: *mut c_char, room: size_t) { true } -> *mut c_char;
     canonicalize_file_name(path) { true } -> *mut c_char;
-    creat(path, mode: mode_t) { true, Change } -> c_int;
-    creat64(path, mode: mode_t) { true, Change } -> c_int;
+    creat(path, mode: mode_t) { true, Write } -> c_int;
+    creat64(path, mode: mode_t) { true, Write } -> c_int;
     truncate(path, len: libc::off_t) { true, Change } -> c_int;
     truncate64(path, len: libc::off_t) { true, Change } -> c_int;
     chmod(path, mode: mode_t) { true, Change } -> c_int;
@@ -155,14 +165,14 @@ hooks! {
     unlinkat(@dirfd, path, flags: c_int) { false, Change } -> c_int;
     remove(path) { false, Change } -> c_int;
     rmdir(path) { false, Change } -> c_int;
-    mkdir(path, mode: mode_t) { false, Change } -> c_int;
-    mkdirat(@dirfd, path, mode: mode_t) { false, Change } -> c_int;
-    mknod(path, mode: mode_t, device: libc::dev_t) { false, Change } -> c_int;
-    mknodat(@dirfd, path, mode: mode_t, device: libc::dev_t) { false, Change } -> c_int;
-    mkfifo(path, mode: mode_t) { false, Change } -> c_int;
-    mkfifoat(@dirfd, path, mode: mode_t) { false, Change } -> c_int;
-    symlink([target: *const c_char], path) { false, Change } -> c_int;
-    symlinkat([target: *const c_char], @dirfd, path) { false, Change } -> c_int;
+    mkdir(path, mode: mode_t) { false, Make } -> c_int;
+    mkdirat(@dirfd, path, mode: mode_t) { false, Make } -> c_int;
+    mknod(path, mode: mode_t, device: libc::dev_t) { false, Make } -> c_int;
+    mknodat(@dirfd, path, mode: mode_t, device: libc::dev_t) { false, Make } -> c_int;
+    mkfifo(path, mode: mode_t) { false, Make } -> c_int;
+    mkfifoat(@dirfd, path, mode: mode_t) { false, Make } -> c_int;
+    symlink([target: *const c_char], path) { false, Make } -> c_int;
+    symlinkat([target: *const c_char], @dirfd, path) { false, Make } -> c_int;
     utime(path, times: *const c_void) { true, Change } -> c_int;
     utimes(path, times: *const c_void) { true, Change } -> c_int;
     lutimes(path, times: *const c_void) { false, Change } -> c_int;
@@ -200,7 +210,7 @@ macro_rules! pairs {
             };
             let (from, to) = (hooks!(@from $($at)?), hooks!(@from $($to)?));
             lead(from, old, false, Change, |at, old| {
-                lead(to, new, false, Change, |to, new| {
+                lead(to, new, false, Write, |to, new| {
                     let _ = (at, to);
                     $(let $at = at;)?
                     $(let $to = to;)?

@@ -178,6 +178,10 @@ enum Does {
     Read,
     /// It changes the file, or its name.
     Change,
+    /// It makes the file, which must not be there yet.
+    Make,
+    /// It makes the file, or changes it.
+    Write,
 }
 
 /// Calls `then` with the directory and the path that stand for these: themselves, or a path in the
@@ -197,7 +201,10 @@ fn lead<R: Answer>(
     let answer = match look(dirfd, bytes) {
         Look::Elsewhere => return then(dirfd, path).shown(),
         Look::Near => None,
-        Look::IfMissing if does == Does::Change => None,
+        Look::IfMissing if does != Does::Read && !is_inside(dirfd) => {
+            return then(dirfd, path).shown();
+        }
+        Look::IfMissing if does != Does::Read => None,
         Look::IfMissing => {
             Some(then(dirfd, path)).filter(|it| !it.failed() || errno() != libc::ENOENT)
         }
@@ -239,15 +246,38 @@ fn near<R: Answer>(
         }
         return then(libc::AT_FDCWD, Some(found.with_zero()));
     }
-    if does == Does::Change {
-        set_errno(libc::EACCES);
-        return R::FAILED;
-    }
     let mut whole = Buffer::new();
-    match whole.push(root()).and_then(|()| whole.push(found.path())) {
-        Some(()) => then(libc::AT_FDCWD, Some(whole.with_zero())),
-        None => then(dirfd, None),
+    if whole.push(root()).and_then(|()| whole.push(found.path())).is_none() {
+        return then(dirfd, None);
     }
+    let refusal = match does {
+        Does::Read => return then(libc::AT_FDCWD, Some(whole.with_zero())),
+        Does::Change if !is_there(&whole) => libc::ENOENT,
+        Does::Make if is_there(&whole) => libc::EEXIST,
+        _ => libc::EACCES,
+    };
+    set_errno(refusal);
+    R::FAILED
+}
+
+/// Whether a directory that is open is one of the tree. A function of its own, for its large stack
+/// frame.
+#[cold]
+#[inline(never)]
+fn is_inside(dirfd: c_int) -> bool {
+    let before = errno();
+    let mut path = Buffer::new();
+    let inside = directory(dirfd, &mut path) && is_ours(path.path());
+    set_errno(before);
+    inside
+}
+
+/// Whether the path, which is where libc would look, names something.
+fn is_there(path: &Buffer) -> bool {
+    let (at, mut stat) = (path.with_zero().as_ptr(), std::mem::MaybeUninit::<libc::stat>::uninit());
+    let (of, flags) = (libc::SYS_newfstatat, libc::AT_SYMLINK_NOFOLLOW);
+    // SAFETY: a path with its zero, and room for the kernel's structure.
+    unsafe { libc::syscall(of, libc::AT_FDCWD, at, stat.as_mut_ptr(), flags) == 0 }
 }
 
 /// Has the tree brought up to date, for a program that looks at this path.

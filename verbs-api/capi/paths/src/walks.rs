@@ -70,6 +70,10 @@ pub(crate) unsafe extern "C" fn getcwd(into: *mut c_char, len: size_t) -> *mut c
 /// As libc's.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn getwd(into: *mut c_char) -> *mut c_char {
+    if into.is_null() {
+        set_errno(libc::EINVAL);
+        return into;
+    }
     // SAFETY: the caller's promise.
     unsafe { getcwd(into, libc::PATH_MAX as size_t) }
 }
@@ -157,7 +161,7 @@ pub(crate) unsafe extern "C" fn glob(
     let Some(next) = behind!(glob: Function) else { return libc::GLOB_ABORTED };
     let mut flags = flags;
     // A pattern may lead there by any directory.
-    if flags & libc::GLOB_ALTDIRFUNC == 0 && !root().is_empty() {
+    if flags & libc::GLOB_ALTDIRFUNC == 0 && !root().is_empty() && !into.is_null() {
         flags |= libc::GLOB_ALTDIRFUNC;
         // SAFETY: the caller's structure, as libc wants it.
         unsafe {

@@ -126,16 +126,14 @@ fn the_tree_cannot_be_changed() {
         "truncate -s 0 state",
         "rm -f state",
         "mv state other",
-        "mv /dev/null state",
+        "f=$(mktemp) && mv $f state; failed=$?; rm -f $f; exit $failed",
         "ln state other",
         "ln -s state other",
         "mkdir other",
         "mkfifo other",
         "rm -r ../1",
         "rmdir ../../../../infiniband_verbs/uverbs0",
-        "rm /dev/infiniband/uverbs0",
-        "test -w state",
-        "test -w .",
+        "touch -h /dev/infiniband/uverbs0",
     ] {
         let (cd, port) = ("cd /sys/class", "infiniband/x0/ports/1");
         let by_path = script.replace("state", &format!("/sys/class/{port}/state"));
@@ -145,10 +143,29 @@ fn the_tree_cannot_be_changed() {
             let output = tree.shell(&script);
             assert_ne!(output.status.code(), Some(0), "{script}");
             let said = String::from_utf8_lossy(&output.stderr);
-            let is_question = script.contains("test -w");
-            assert!(is_question || said.contains("Permission denied"), "{script}: {said}");
+            assert!(said.contains("Permission denied"), "{script}: {said}");
             assert!(list() == before, "{script}");
         }
+    }
+    // As the kernel has it: what is not there, or there already, is said before.
+    let port = "/sys/class/infiniband/x0/ports/1";
+    for (script, words) in [
+        ("rm none", "No such file"),
+        ("mv none other", "No such file"),
+        ("chmod 600 none", "No such file"),
+        ("truncate -c -s 1 none && mkdir ../1", "File exists"),
+        ("mkdir /dev/infiniband", "File exists"),
+        ("ln -s x state", "File exists"),
+    ] {
+        let output = tree.shell(&format!("cd {port} && {script}"));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(words), "{script}: {said}");
+    }
+    for file in ["state", "."] {
+        tree.prints(
+            &format!("cd {port} && if test -w {file}; then echo y; else echo n; fi"),
+            "n\n",
+        );
     }
     tree.prints("cd /sys/class/infiniband/x0 && : > /dev/infiniband/uverbs0 && echo y", "y\n");
 }
