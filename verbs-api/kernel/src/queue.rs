@@ -348,14 +348,11 @@ impl Qp {
         self.raw.post_send(list, &self.rules, ahs.as_deref())
     }
 
-    /// Whether it has broken since the last change: it takes requests now, and flushes them.
+    /// Whether it has broken since the last change: it takes requests now, and flushes them. Not
+    /// kept, as another thread may change the state meanwhile.
     #[cold]
     fn has_broken(&self) -> bool {
-        let broken = matches!(state(self.raw.query(ffi::abi::mask::STATE)), Ok(QpState::Err));
-        if broken {
-            self.state.set(QpState::Err);
-        }
-        broken
+        matches!(state(self.raw.query(ffi::abi::mask::STATE)), Ok(QpState::Err))
     }
 
     /// Posts a list with requests that bind windows. It posts these one by one, because the library

@@ -123,7 +123,9 @@ impl Shard {
         }
         if any {
             self.router.write_mail(&mut self.engine);
-            self.router.note_connections(&mut self.engine);
+        }
+        self.router.note_connections(&mut self.engine);
+        if any {
             self.transmit_cm(now);
         }
     }

@@ -160,7 +160,7 @@ impl Router {
     }
 
     /// Writes down for the neighbours which connections begin and end, before the peers learn of
-    /// it: where there is a change, there is a datagram or an event, too.
+    /// it.
     pub(super) fn note_connections(&self, engine: &mut Engine) {
         if let (Some(neighbours), Some(cm)) = (&self.neighbours, engine.cm()) {
             neighbours.note_connections(cm);

@@ -70,16 +70,25 @@ impl Ports {
     /// Gives the id its port, or a free one for port 0. Returns the address with the port. Error:
     /// `EADDRINUSE` or `EADDRNOTAVAIL` if the port is another's; `EACCES` if this user may not have
     /// it.
-    pub(super) fn bind(&mut self, space: PortSpace, mut of: Bound) -> Outcome<SocketAddr> {
+    pub(super) fn bind(&mut self, space: PortSpace, of: Bound) -> Outcome<SocketAddr> {
         if of.address.port() != 0 {
             if is_reserved(of.address.port()) {
                 return Err(libc::EACCES);
             }
             return self.take(space, of);
         }
-        let free = free();
+        self.bind_in(space, of, &free())
+    }
+
+    /// As [`bind`](Self::bind), for port 0, with these ports to take one from.
+    fn bind_in(
+        &mut self,
+        space: PortSpace,
+        mut of: Bound,
+        free: &RangeInclusive<u16>,
+    ) -> Outcome<SocketAddr> {
         for _ in free.clone() {
-            let port = self.free(space, &free).ok_or(libc::EADDRNOTAVAIL)?;
+            let port = self.free(space, free).ok_or(libc::EADDRNOTAVAIL)?;
             of.address.set_port(port);
             // Another process may have it.
             if let Ok(bound) = self.take(space, of) {
@@ -281,20 +290,25 @@ mod tests {
     /// is free.
     #[test]
     fn every_free_port_is_given_out_again_and_again() {
-        let (free, end) = (free(), *free().end());
+        let (free, end) = (50_000..=50_099, 50_099);
         let mut ports = Ports { next: end - 1, ..Ports::default() };
         let any = |id| of(id, "10.0.0.1:0", false);
         let spaces = [PortSpace::Tcp, PortSpace::Udp];
         for round in 0..3 {
-            let bind = |port: u16| ports.bind(spaces[0], any(port.into())).unwrap().port();
+            let bind =
+                |port: u16| ports.bind_in(spaces[0], any(port.into()), &free).unwrap().port();
             let mut given: Vec<u16> = free.clone().map(bind).collect();
             if round == 0 {
                 assert_eq!(given[..3], [end - 1, end, *free.start()]);
             }
             for _ in 0..2 {
-                assert_eq!(ports.bind(spaces[0], any(1)), Err(libc::EADDRNOTAVAIL), "{round}");
+                assert_eq!(
+                    ports.bind_in(spaces[0], any(1), &free),
+                    Err(libc::EADDRNOTAVAIL),
+                    "{round}"
+                );
             }
-            let other = ports.bind(spaces[1], any(1)).unwrap().port();
+            let other = ports.bind_in(spaces[1], any(1), &free).unwrap().port();
             assert_eq!(ports.count(), free.len() + 1);
             ports.release(spaces[1], other, 1);
             for (id, port) in free.clone().zip(&given) {

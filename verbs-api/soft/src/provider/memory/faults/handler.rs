@@ -97,8 +97,8 @@ fn install(signal: c_int, before: &AtomicPtr<Before>) {
 }
 
 /// Puts an action before all others of a list. One that is in the list moves, so that a program
-/// that changes between its handlers makes the list no longer. A fault meanwhile meets each at most
-/// twice.
+/// that changes between its handlers makes the list no longer. A fault of another thread in that
+/// moment meets each at most twice, and may miss those between the places.
 fn put_first(list: &AtomicPtr<Before>, action: &sigaction) {
     let mut link = list;
     // SAFETY: none is ever freed.
