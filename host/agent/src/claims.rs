@@ -26,7 +26,7 @@ pub(crate) struct Claim {
     /// The UIDs of the pods that share it.
     pub(crate) pods: BTreeSet<String>,
     pub(crate) shares: Vec<Part>,
-    /// The class of its containers, in place of the one that their engine names.
+    /// The class of its containers whose engine names none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) class: Option<String>,
     /// The backend that they need.
@@ -136,17 +136,27 @@ impl Claims {
         config: &Config,
         uplinks: &[UplinkStatus],
     ) -> Result<(), String> {
-        claim.check(config)?;
         let before = self.0.get(&claim.uid);
+        // Its pods run, whatever the configuration is by now.
+        if before == Some(claim) {
+            return Ok(());
+        }
+        claim.check(config)?;
         if before.is_none() && self.0.len() == CLAIMS_MAX {
             return Err(format!("the host has {CLAIMS_MAX} claims"));
         }
         let others = || self.0.values().filter(|it| it.uid != claim.uid);
-        let mut of_its_pods = others().filter(|it| !it.pods.is_disjoint(&claim.pods));
-        let differs =
-            |it: &&Claim| claim.class.is_some() && it.class.is_some() && it.class != claim.class;
-        if let Some(Claim { class: Some(class), .. }) = of_its_pods.find(differs) {
-            return Err(format!("a pod has one class, and by another claim {class:?}"));
+        for it in others().filter(|it| !it.pods.is_disjoint(&claim.pods)) {
+            if let (Some(class), Some(own)) = (&it.class, &claim.class)
+                && class != own
+            {
+                return Err(format!("a pod has one class, and by another claim {class:?}"));
+            }
+            if let (Some(backend), Some(own)) = (it.backend, claim.backend)
+                && backend != own
+            {
+                return Err(format!("a pod has one backend, and by another claim {backend:?}"));
+            }
         }
         for Part { uplink, .. } in &claim.shares {
             let Some(status) = uplinks.iter().find(|it| it.interface == *uplink) else {
@@ -237,6 +247,16 @@ mod tests {
         let other = Claim { class: Some("default".into()), ..gold("other") };
         let why = claims.take(&other, &config, &ten).expect_err("two classes");
         assert!(why.contains("gold"), "{why}");
+        let backend = |uid, backend| Claim { backend: Some(backend), ..gold(uid) };
+        assert_eq!(claims.take(&backend("packet", Handed::Packet), &config, &ten), Ok(()));
+        assert_eq!(claims.take(&backend("packet-2", Handed::Packet), &config, &ten), Ok(()));
+        let both: Config = toml::from_str("[[class]]\nname = \"gold\"\n").expect("one");
+        let why = claims.take(&backend("afxdp", Handed::Afxdp), &both, &ten).expect_err("two");
+        assert!(why.contains("one backend"), "{why}");
+        // One that was taken stays when its class has gone from the configuration.
+        let none = Config::default();
+        assert_eq!(claims.take(&gold("gold"), &none, &ten), Ok(()));
+        assert!(claims.take(&gold("late"), &none, &ten).is_err());
     }
 
     #[test]

@@ -27,7 +27,8 @@ pub(super) fn subject<'a>(
         engine: called.map(|it| it.engine.as_str()),
         addresses: &sources.addresses,
         class: introduced
-            .and_then(|it| it.claimed.class.as_ref().or(it.class.as_ref()))
+            // A user makes claims, and an operator configures engines.
+            .and_then(|it| it.class.as_ref().or(it.claimed.class.as_ref()))
             .map(|it| &**it),
         rates: introduced
             .map(|it| it.claimed.rates().least(it.rates.unwrap_or_default()))
@@ -144,6 +145,29 @@ impl Containers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::called::Called;
+    use crate::claims::Claimed;
+
+    #[test]
+    fn the_class_that_the_engine_named_binds_before_a_claims() {
+        let sources = Sources::default();
+        for (engine, claim, is) in [
+            (Some("small"), Some("gold"), Some("small")),
+            (None, Some("gold"), Some("gold")),
+            (Some("small"), None, Some("small")),
+            (None, None, None),
+        ] {
+            let introduced = Introduced {
+                called: Called { id: "c".into(), engine: "e".into() },
+                class: engine.map(str::to_owned),
+                rates: None,
+                pod: Some("p".into()),
+                claimed: Claimed { class: claim.map(str::to_owned), limit: None },
+                given: (&sources).into(),
+            };
+            assert_eq!(subject("veth0", Some(&introduced), &sources).class, is);
+        }
+    }
 
     /// Two of them, of which one holds more for a long time: it is let out when it holds less, and
     /// the other after the least time.
