@@ -43,8 +43,9 @@ const CLIENTS_MAX: usize = 64;
 /// How long a kubelet takes to connect to a plugin at most: before it answers the registration, or
 /// after it (until 1.24).
 const CONNECT_MAX: Duration = Duration::from_secs(10);
-/// How long a connection may last without a request. A kubelet asks at once.
-const IDLE_MAX: Duration = Duration::from_secs(10);
+/// How long a connection may last without a first request. A kubelet asks a device plugin, and
+/// where plugins register, at once.
+pub(crate) const IDLE_MAX: Duration = Duration::from_secs(10);
 /// The longest that a registration may take.
 const REGISTER_MAX: Duration = Duration::from_secs(15);
 /// The longest pause between two registrations that lead to nothing.
@@ -107,7 +108,7 @@ impl Socket {
         let path = folder.join(endpoint(slot));
         let mut server = JoinSet::new();
         let service = TowerToHyperService::new(DevicePluginServer::new(plugin.clone()));
-        server.spawn(served(UnixListener::bind(&path)?, service));
+        server.spawn(served(UnixListener::bind(&path)?, service, Some(IDLE_MAX)));
         Ok(Self {
             folder: folder.to_owned(),
             slot,
@@ -158,8 +159,8 @@ pub(crate) async fn is_taken(path: &Path) -> bool {
     }
 }
 
-/// Serves gRPC at a socket, for ever.
-pub(crate) async fn served<S, B>(listener: UnixListener, service: S)
+/// Serves gRPC at a socket, for ever. A connection without a request ends after the idle time.
+pub(crate) async fn served<S, B>(listener: UnixListener, service: S, idle: Option<Duration>)
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
     S: Clone + Send + 'static,
@@ -171,7 +172,7 @@ where
         tokio::select! {
             accepted = listener.accept(), if connections.len() < CLIENTS_MAX => match accepted {
                 Ok((stream, _)) => {
-                    connections.spawn(answered(stream, service.clone()));
+                    connections.spawn(answered(stream, service.clone(), idle));
                 }
                 Err(error) => {
                     tracing::error!("no connection is accepted: {error}");
@@ -184,7 +185,7 @@ where
 }
 
 /// Serves a connection to its end.
-async fn answered<S, B>(stream: UnixStream, service: S)
+async fn answered<S, B>(stream: UnixStream, service: S, idle: Option<Duration>)
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
     S::Future: Send + 'static,
@@ -200,11 +201,17 @@ where
     };
     let server = http2::Builder::new(TokioExecutor::new());
     let mut served = pin!(server.serve_connection(TokioIo::new(Renamed::new(stream)), answer));
+    let first = async {
+        match idle {
+            Some(idle) => tokio::time::timeout(idle, asked.notified()).await.is_ok(),
+            None => true,
+        }
+    };
     let ended = tokio::select! {
         ended = &mut served => ended,
-        first = tokio::time::timeout(IDLE_MAX, asked.notified()) => match first {
-            Ok(()) => served.await,
-            Err(_) => return,
+        is_asked = first => match is_asked {
+            true => served.await,
+            false => return,
         }
     };
     if let Err(error) = ended {

@@ -21,7 +21,7 @@ use self::api::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusR
 use super::api::dra_plugin_server::DraPluginServer;
 use super::state::make_folder;
 use super::{DRIVER, Dra};
-use crate::kubelet::{Identity, is_taken, served, turn};
+use crate::kubelet::{IDLE_MAX, Identity, is_taken, served, turn};
 use crate::said::Said;
 
 /// The kubelet's API. Tests have the other half of it.
@@ -86,7 +86,7 @@ struct Socket {
 }
 
 impl Socket {
-    fn new<S, B>(path: PathBuf, listener: UnixListener, service: S) -> Self
+    fn new<S, B>(path: PathBuf, listener: UnixListener, service: S, idle: Option<Duration>) -> Self
     where
         S: Service<Request<Incoming>, Response = hyper::Response<B>, Error = Infallible>,
         S: Clone + Send + 'static,
@@ -94,7 +94,7 @@ impl Socket {
         B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + 'static,
     {
         let mut server = JoinSet::new();
-        server.spawn(served(listener, service));
+        server.spawn(served(listener, service, idle));
         Self { identity: Identity::of(&path), path, _server: server }
     }
 
@@ -144,13 +144,15 @@ pub(crate) async fn follow(root: &Path, uid: &str, dra: &Dra, period: Duration) 
             if calls.is_none() {
                 make_folder(&folder)?;
                 let (path, listener) = bound(&folder, CALLS, uid).await?;
-                calls = Some(Socket::new(path, listener, service(dra)));
+                // A kubelet from 1.34 on connects when it knows the driver, and calls with pods.
+                calls = Some(Socket::new(path, listener, service(dra), None));
             }
             if let (None, Some(calls)) = (&asked, &calls) {
                 let (path, listener) = bound(&registry, ASKED, uid).await?;
                 let endpoint = calls.path.to_string_lossy().into_owned();
                 let registrar = RegistrationServer::new(Registrar { endpoint });
-                asked = Some(Socket::new(path, listener, TowerToHyperService::new(registrar)));
+                let service = TowerToHyperService::new(registrar);
+                asked = Some(Socket::new(path, listener, service, Some(IDLE_MAX)));
             }
             io::Result::Ok(())
         };
