@@ -263,7 +263,10 @@ pub(crate) async fn keep(
             _ => sent(it) == wanted,
         });
         let done = if let Some(other) = other {
-            let done = dra.cluster.delete_slice(&other).await;
+            let done = match dra.cluster.delete_slice(&other).await {
+                Err(Failed::Gone) => Ok(()),
+                done => done,
+            };
             done.map(|()| _ = slices.remove(&other))
         } else if is_so {
             continue;

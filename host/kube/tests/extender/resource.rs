@@ -66,6 +66,11 @@ impl Api {
         self.put(SLICES, &name, slice);
     }
 
+    /// A slice that is shown, and that no request finds.
+    pub(crate) fn put_lost_slice(&self, slice: Value) {
+        self.put(SLICES, "lost", slice);
+    }
+
     pub(crate) fn events(&self) -> Vec<Value> {
         let inner = self.inner.lock();
         inner.objects.get(EVENTS).into_iter().flat_map(|it| it.values()).cloned().collect()
