@@ -40,7 +40,7 @@ impl Renamed {
         Self { stream, decoder: Decoder::new(), has_preface: false, came, ready, at: 0 }
     }
 
-    /// Moves whole frames from what came to what is ready.
+    /// Moves whole frames to those that are ready.
     fn take(&mut self) -> io::Result<()> {
         let mut taken = 0;
         loop {

@@ -289,6 +289,10 @@ impl Record {
         all.filter(|it| it.resource == "pods").map(|it| it.uid.clone()).collect()
     }
 
+    pub(crate) fn with_pods(self, pods: BTreeSet<String>) -> Self {
+        Self { pods, ..self }
+    }
+
     fn cdi_name(&self, share: &Share) -> String {
         let Share { device, share_id, .. } = share;
         format!("{}.{device}.{}", self.uid, share_id.as_deref().unwrap_or("0"))

@@ -55,27 +55,25 @@ impl Dra {
         Self { cluster, node: node.into(), agent, store, unsettled: Arc::default() }
     }
 
-    /// Prepares a claim, also one that is prepared, which needs no API server. A claim that cannot
-    /// be prepared leaves nothing.
+    /// Prepares a claim, also one that is prepared: it stays as it was, with the pods that the API
+    /// server has now if that answers. A claim that cannot be prepared leaves nothing.
     async fn prepare(&self, asked: &api::Claim) -> Result<Record, String> {
         let uid = &asked.uid;
         if !is_id(uid) {
             return Err(format!("{} is no claim's UID", short(uid)));
         }
-        let known = self.store.read().unwrap_or_default().remove(uid);
-        let fresh = match known {
-            Some(record) => record,
-            None => {
-                let claim = self.cluster.claim(&asked.namespace, &asked.name).await;
-                let claim = claim.map_err(|failed| format!("the claim: {failed}"))?;
-                Record::read(&claim, uid, &self.node)?
-            }
-        };
+        let claim = self.cluster.claim(&asked.namespace, &asked.name).await;
+        let claim = claim.map_err(|failed| format!("the claim: {failed}"));
+        let fresh = claim.and_then(|claim| Record::read(&claim, uid, &self.node));
         let mut state = self.locked().await?;
-        let is_new = !state.records.contains_key(uid);
-        // Another call may have been here meanwhile.
-        let record = state.records.entry(uid.clone()).or_insert(fresh).clone();
-        let done = self.apply(&state, &record, is_new).await;
+        let known = state.records.get(uid).cloned();
+        let is_new = known.is_none();
+        let record = match (known, fresh) {
+            (Some(known), Ok(fresh)) => known.with_pods(fresh.pods),
+            (Some(known), Err(_)) => known,
+            (None, fresh) => fresh?,
+        };
+        let done = self.apply(&mut state, &record, is_new).await;
         if let Err(why) = &done
             && is_new
         {
@@ -93,14 +91,22 @@ impl Dra {
         Ok(locked)
     }
 
-    /// Has the file, CDI and the agent say what a claim is, in this order: one whose driver is
-    /// killed meanwhile is in the file.
-    async fn apply(&self, state: &Locked<'_>, record: &Record, is_new: bool) -> Result<(), String> {
+    /// Has the file, CDI and the agent say what a claim is. One that is new is in the file first,
+    /// in case the driver is killed meanwhile. Other pods are there last: that the file has them
+    /// means that the agent has.
+    async fn apply(
+        &self,
+        state: &mut Locked<'_>,
+        record: &Record,
+        is_new: bool,
+    ) -> Result<(), String> {
+        let no_state = |error| format!("the state: {error}");
         if is_new {
-            state.write().map_err(|error| format!("the state: {error}"))?;
+            state.insert(record).map_err(no_state)?;
         }
         state.write_cdi(record).map_err(|error| format!("the file of CDI: {error}"))?;
-        commanded(&self.agent, &record.command()).await.map(drop)
+        commanded(&self.agent, &record.command()).await?;
+        state.insert(record).map_err(no_state)
     }
 
     /// Forgets a claim. The agent may be away: it is settled when it is back.

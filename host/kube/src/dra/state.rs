@@ -31,6 +31,12 @@ struct Content {
     claims: Records,
 }
 
+/// Of any version.
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
+}
+
 const VERSION: u32 = 1;
 
 /// Where the files are.
@@ -79,20 +85,21 @@ impl Store {
         Self { folder, cdi }
     }
 
-    /// The claims as they are written. Error: the file cannot be read, or makes no sense.
+    /// The claims as they are written. Error: the file cannot be read, makes no sense
+    /// (`InvalidData`), or is of another driver's version.
     pub(crate) fn read(&self) -> io::Result<Records> {
         let path = self.folder.join(STATE);
         let text = match fs::read(&path) {
             Ok(text) => text,
             Err(error) => return is_gone(error),
         };
-        let content: Content = serde_json::from_slice(&text)
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-        if content.version == VERSION {
-            return Ok(content.claims);
+        let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+        let Version { version } = serde_json::from_slice(&text).map_err(invalid)?;
+        if version != VERSION {
+            let what = format!("{} has version {version}, not {VERSION}", path.display());
+            return Err(io::Error::new(io::ErrorKind::Unsupported, what));
         }
-        let what = format!("{} has version {}, not {VERSION}", path.display(), content.version);
-        Err(io::Error::new(io::ErrorKind::InvalidData, what))
+        serde_json::from_slice(&text).map(|it: Content| it.claims).map_err(invalid)
     }
 
     /// Waits for other calls, of this driver and of others.
@@ -150,6 +157,12 @@ impl Locked<'_> {
         replace(&self.store.folder.join(STATE), &serde_json::to_vec(&content)?, 0o600)
     }
 
+    /// Has the file say what the claim is.
+    pub(crate) fn insert(&mut self, record: &Record) -> io::Result<()> {
+        let before = self.records.insert(record.uid.clone(), record.clone());
+        if before.as_ref() == Some(record) { Ok(()) } else { self.write() }
+    }
+
     /// Has the file of CDI say what the claim is.
     pub(crate) fn write_cdi(&self, record: &Record) -> io::Result<()> {
         let (path, wanted) = (self.store.cdi(&record.uid), record.cdi());
@@ -164,7 +177,10 @@ impl Locked<'_> {
 
     /// Removes a claim and its file of CDI.
     pub(crate) fn remove(&mut self, uid: &str) -> io::Result<()> {
-        fs::remove_file(self.store.cdi(uid)).or_else(is_gone)?;
+        let path = self.store.cdi(uid);
+        // A driver that was killed may have left it.
+        let _ = fs::remove_file(path.with_extension("new"));
+        fs::remove_file(path).or_else(is_gone)?;
         match self.records.remove(uid) {
             Some(_) => self.write(),
             None => Ok(()),

@@ -83,8 +83,7 @@ impl Dra {
                 }
                 Word::Here(record) if !state.records.contains_key(uid) => {
                     tracing::info!(uid, "the claim is known again");
-                    state.records.insert(uid.clone(), *record);
-                    state.write().map_err(error)?;
+                    state.insert(&record).map_err(error)?;
                 }
                 Word::Here(_) => {}
             }
@@ -116,11 +115,9 @@ impl Dra {
             return Err("the claim is not reserved for it".into());
         }
         let mut state = self.locked().await?;
-        let Some(now) = state.records.get_mut(&record.uid) else { return Ok(()) };
-        now.pods.extend(pods);
-        let command = now.command();
-        state.write().map_err(|error| error.to_string())?;
-        commanded(&self.agent, &command).await.map(drop)
+        let Some(now) = state.records.get(&record.uid) else { return Ok(()) };
+        let fresh = now.clone().with_pods(pods);
+        self.apply(&mut state, &fresh, false).await
     }
 }
 
@@ -143,10 +140,43 @@ type Pods = BTreeMap<String, (String, BTreeSet<String>)>;
 
 fn pod_is(pods: &mut Pods, pod: &DynamicObject) {
     let Some(uid) = pod.uid() else { return };
+    let phase = pod.data["status"]["phase"].as_str();
     match claims_of(pod) {
+        // One that has ended needs no claim, and the claim is reserved for it no more.
+        _ if matches!(phase, Some("Succeeded" | "Failed")) => _ = pods.remove(&uid),
         none if none.is_empty() => _ = pods.remove(&uid),
         claims => _ = pods.insert(uid, (pod.namespace().unwrap_or_default(), claims)),
     }
+}
+
+/// Something that is tried until it is done, after longer and longer pauses.
+#[derive(Default)]
+struct Attempts {
+    said: Said,
+    /// When it is due after a failure, and the pause after the next one.
+    again: Option<(Instant, Duration)>,
+}
+
+impl Attempts {
+    fn is_due(&self) -> bool {
+        self.again.is_none_or(|(next, _)| Instant::now() >= next)
+    }
+
+    fn done(&mut self, done: Result<(), String>) {
+        let Err(why) = done else { return *self = Self::default() };
+        self.said.warn(format!("not all claims are settled: {why}"));
+        let pause = self.again.map_or(AGAIN, |(_, pause)| pause);
+        self.again = Some((Instant::now() + pause, (pause * 2).min(PAUSE_MAX)));
+    }
+}
+
+/// The claims whose pods are followed, by their UIDs.
+#[derive(Default)]
+struct Followed {
+    /// What a claim's status says.
+    reported: BTreeMap<String, Option<Network>>,
+    reports: BTreeMap<String, Attempts>,
+    joins: BTreeMap<String, Attempts>,
 }
 
 /// Tends the claims for ever: compares all at the start and when the agent is back, and as the one
@@ -159,11 +189,11 @@ pub(crate) async fn tend(
 ) {
     let of_node = watcher::Config::default().fields(&format!("spec.nodeName={}", dra.node));
     let mut events = pin!(watcher(dra.cluster.pod_claims(), of_node).default_backoff());
-    let (mut said, mut watch_said) = (Said::default(), Said::default());
+    let mut watch_said = Said::default();
     let (mut pods, mut listed) = (Pods::new(), Pods::new());
-    // What a claim's status says.
-    let mut reported = BTreeMap::<String, Option<Network>>::new();
-    let (mut is_due, mut next, mut pause) = (true, Instant::now(), AGAIN);
+    let (mut mends, mut follows) = (Attempts::default(), Attempts::default());
+    let mut followed = Followed::default();
+    let mut is_due = true;
     let mut was_healthy = false;
     loop {
         let is_keeper = *keeps.borrow_and_update();
@@ -193,61 +223,57 @@ pub(crate) async fn tend(
         let is_healthy = *health.borrow_and_update();
         is_due |= is_healthy && !was_healthy;
         was_healthy = is_healthy;
-        if !is_healthy || Instant::now() < next {
+        if !is_healthy {
             continue;
         }
-        let mut done = Ok(());
-        if is_due {
-            done = dra.mend().await;
+        if is_due && mends.is_due() {
+            let done = dra.mend().await;
             is_due = done.is_err();
+            mends.done(done);
         }
-        if is_keeper {
-            let each = follow(dra, &pods, &mut reported).await;
-            done = done.and(each);
-        }
-        match done {
-            Ok(()) => (said, pause) = (Said::default(), AGAIN),
-            Err(why) => {
-                said.warn(format!("not all claims are settled: {why}"));
-                next = Instant::now() + pause;
-                pause = (pause * 2).min(PAUSE_MAX);
-            }
+        if is_keeper && follows.is_due() {
+            follows.done(follow(dra, &pods, &mut followed).await);
         }
     }
 }
 
-/// Follows the pods of claims, and writes their status. Error: the rest of the work.
-async fn follow(
-    dra: &Dra,
-    pods: &Pods,
-    reported: &mut BTreeMap<String, Option<Network>>,
-) -> Result<(), String> {
+/// Follows the pods of claims, and writes their status. Error: that of all claims; one of which
+/// something failed waits alone.
+async fn follow(dra: &Dra, pods: &Pods, followed: &mut Followed) -> Result<(), String> {
     let records = dra.store.read().map_err(|error| error.to_string())?;
+    let Followed { reported, reports, joins } = followed;
     reported.retain(|uid, _| records.contains_key(uid));
-    let mut left = Ok(());
+    reports.retain(|uid, _| records.contains_key(uid));
+    joins.retain(|uid, _| records.contains_key(uid));
     for record in records.values() {
         let is_its = |(namespace, claims): &(String, BTreeSet<String>)| {
             *namespace == record.namespace && claims.contains(&record.name)
         };
         let mut of_it = pods.iter().filter(|(_, it)| is_its(it)).map(|(uid, _)| uid);
-        if of_it.any(|uid| is_id(uid) && !record.pods.contains(uid))
-            && let Err(why) = dra.join(record).await
-        {
-            left = Err(format!("a pod of the claim {}: {why}", record.name));
+        if !of_it.any(|uid| is_id(uid) && !record.pods.contains(uid)) {
+            joins.remove(&record.uid);
+            continue;
+        }
+        let attempts = joins.entry(record.uid.clone()).or_default();
+        if attempts.is_due() {
+            let done = dra.join(record).await;
+            attempts.done(done.map_err(|why| format!("a pod of the claim {}: {why}", record.name)));
         }
     }
     // The agent is asked as long as a pod has no network.
     let is_open = |uid: &String| reported.get(uid).is_none_or(Option::is_none);
     if !records.keys().any(is_open) {
-        return left;
+        return Ok(());
     }
     let list = json!({"version": 1, "command": "claims"});
     for claimed in commanded(&dra.agent, &list).await? {
         let Some(record) = records.get(&claimed.uid) else { continue };
         let network = claimed.mac.map(|mac| Network { mac, addresses: claimed.addresses });
-        if reported.get(&record.uid) == Some(&network) {
+        let attempts = reports.entry(record.uid.clone()).or_default();
+        if reported.get(&record.uid) == Some(&network) || !attempts.is_due() {
             continue;
         }
+        let mut done = Ok(());
         match dra.cluster.report(record, &record.status(network.as_ref())).await {
             Ok(()) | Err(Failed::Gone) => _ = reported.insert(record.uid.clone(), network),
             // A right or a feature is missing: pods run without it.
@@ -255,8 +281,9 @@ async fn follow(
                 tracing::warn!(claim = record.name, "its status is not written: {why}");
                 reported.insert(record.uid.clone(), network);
             }
-            Err(failed) => left = Err(format!("the status of {}: {failed}", record.name)),
+            Err(failed) => done = Err(format!("the status of {}: {failed}", record.name)),
         }
+        attempts.done(done);
     }
-    left
+    Ok(())
 }

@@ -77,7 +77,7 @@ async fn full(cluster: &mut Cluster) -> Done {
     cluster.bound("again").await.map(drop)
 }
 
-/// What is promised stays, and nothing more is.
+/// Promises stay, and no more are made.
 async fn shrinks(cluster: &mut Cluster) -> Done {
     let extender = cluster.extender(0).await?;
     let _scheduler = cluster.scheduler(extender.address)?;

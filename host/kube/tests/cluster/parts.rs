@@ -148,7 +148,7 @@ impl Cluster {
             format!("--listen-client-urls={ETCD}"),
             format!("--advertise-client-urls={ETCD}"),
             "--listen-peer-urls=http://127.0.0.1:2380".to_owned(),
-            // What is lost with the machine is lost with the test.
+            // A test does not outlive the machine.
             "--unsafe-no-fsync".to_owned(),
         ];
         let etcd = self.spawn("etcd", &etcd)?;

@@ -1,5 +1,5 @@
-//! Pods that are created, scheduled, ended and deleted, all at once, and a watch that sums what is
-//! promised at every resource version.
+//! Pods that are created, scheduled, ended and deleted, all at once, and a watch that sums the
+//! promises at every resource version.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -28,6 +28,7 @@ struct State {
     claims: Mutex<BTreeMap<String, Value>>,
     /// Why it takes no claim.
     refuses: Mutex<Option<String>>,
+    refused: AtomicUsize,
     /// The container of each pod, by its UID.
     pods: Mutex<BTreeMap<String, Value>>,
     /// As one of before claims.
@@ -75,6 +76,11 @@ impl Agent {
 
     pub(crate) fn refuses(&self, why: Option<&str>) {
         *self.state.refuses.lock() = why.map(str::to_owned);
+    }
+
+    /// How many claims it refused.
+    pub(crate) fn refused(&self) -> usize {
+        self.state.refused.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_old(&self) {
@@ -186,6 +192,7 @@ fn about_claims(request: &Value, state: &State) -> Vec<String> {
     match command {
         "claim" => {
             if let Some(why) = &*state.refuses.lock() {
+                state.refused.fetch_add(1, Ordering::Relaxed);
                 return refused(why);
             }
             let claim = &request["claim"];

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rocinante_kube::{DRIVER, MBPS, Places, UPLINKS};
 use serde_json::{Value, json};
+use tokio::io::AsyncReadExt as _;
 use tokio::task::JoinSet;
 
 use crate::agent::{Agent, socket};
@@ -442,10 +443,52 @@ async fn pods_that_share_a_claim_are_known() {
     it.api().put_pod("thief", "c");
     tokio::time::sleep(PERIOD * 10).await;
     assert_eq!(agent.claims()[UID]["pods"], json!(["p", "q"]));
+    // Another comes, and one has gone, while the agent refuses.
+    agent.refuses(Some("not now"));
+    it.api().has_claim("c", UID, &["p", "r"]);
+    it.api().put_pod("r", "c");
+    until("it is refused", async || agent.refused() > 0).await;
+    agent.refuses(None);
+    until("the third", async || agent.claims()[UID]["pods"] == json!(["p", "r"])).await;
+    // A kubelet that asks again has those of now.
+    it.api().has_claim("c", UID, &["p", "s"]);
+    it.manager.call_prepare(&[(UID, "c")]).await.unwrap()[UID].as_ref().unwrap();
+    assert_eq!(agent.claims()[UID]["pods"], json!(["p", "s"]));
     it.manager.unprepare("p", "c").await.unwrap();
     assert_eq!(agent.claims().len(), 1);
     it.manager.unprepare("q", "c").await.unwrap();
     assert!(agent.claims().is_empty() && it.has_nothing());
+}
+
+#[tokio::test]
+async fn a_pod_that_has_ended_joins_no_claim() {
+    let it = Shared::new().await;
+    it.api().has_claim("c", UID, &["p"]);
+    it.api().put_pod("ended", "c");
+    it.api().set_phase("ended", "Succeeded");
+    let (_agent, _driver) = (it.node.agent(&[10]), it.driver("a"));
+    it.manager.start();
+    it.registered(1).await;
+    until("the slice", async || it.generation() == Some(1)).await;
+    it.manager.prepare("p", (UID, "c")).await.unwrap();
+    let reads = || {
+        let requests = it.api().requests().into_iter();
+        requests.filter(|it| it.starts_with("GET") && it.contains("resourceclaims/c")).count()
+    };
+    assert_eq!(reads(), 1);
+    tokio::time::sleep(PERIOD * 30).await;
+    assert_eq!(reads(), 1);
+}
+
+#[tokio::test]
+async fn a_kubelet_may_connect_long_before_it_calls() {
+    let (it, _agent, _driver) = Shared::running().await;
+    let path = it.node.folder.at("kubelet/plugins/rocinante.dev/dra-a.sock");
+    let mut stream = tokio::net::UnixStream::connect(path).await.unwrap();
+    let mut sent = Vec::new();
+    let ended = stream.read_to_end(&mut sent);
+    let waited = tokio::time::timeout(Duration::from_secs(12), ended).await;
+    assert!(waited.is_err(), "the connection ended: {waited:?}");
 }
 
 #[tokio::test]

@@ -160,6 +160,37 @@ async fn the_api_server_may_be_away_or_slow() {
     changed["spec"]["devices"] = json!([]);
     it.api().put_slice(changed);
     until("it is mended", async || it.devices().len() == 1).await;
+    // One that goes before it is deleted.
+    let mut other = it.slice().unwrap();
+    other["metadata"]["name"] = "n1-other".into();
+    it.api().put_lost_slice(other);
+    agent.has_uplinks(&[50]);
+    let is_ours = |it: &serde_json::Value| it["metadata"]["name"] == "n1-rocinante.dev";
+    until("50G", async || {
+        let slice = it.api().slices().into_iter().find(is_ours).unwrap();
+        slice["spec"]["devices"][0]["capacity"]["egress"]["value"] == "50G"
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_state_of_another_version_stays() {
+    let (it, agent, _driver) = Shared::running().await;
+    let newer = r#"{"version":2,"claims":["of another kind"]}"#;
+    std::fs::write(it.state(), newer).unwrap();
+    it.api().has_claim("c", UID, &["p"]);
+    let answer = it.manager.call_prepare(&[(UID, "c")]).await.unwrap();
+    let why = answer[UID].as_ref().unwrap_err();
+    assert!(why.contains("has version 2, not 1"), "{why}");
+    assert_eq!(std::fs::read_to_string(it.state()).unwrap(), newer);
+    assert!(agent.claims().is_empty());
+    // What a driver leaves that is killed while it writes.
+    std::fs::remove_file(it.state()).unwrap();
+    it.manager.call_prepare(&[(UID, "c")]).await.unwrap()[UID].as_ref().unwrap();
+    let cut = it.node.folder.at("cdi").join(format!("rocinante.dev-claim_{UID}.new"));
+    std::fs::write(&cut, "{").unwrap();
+    it.manager.call_unprepare(&[(UID, "c")]).await.unwrap();
+    assert!(it.has_nothing() && !cut.exists());
 }
 
 #[tokio::test]
