@@ -104,8 +104,8 @@ impl ReadWindow {
         (self.gain, self.since) = (1, -i32::try_from(under_way).unwrap_or(i32::MAX));
     }
 
-    /// Of `under_way` packets in flight, one came with a congestion mark. That counts as a loss that
-    /// leaves the least, once for all that were in flight.
+    /// Of `under_way` packets in flight, one came with a congestion mark. That counts as a loss
+    /// which leaves the least, once for all that were in flight.
     pub(in crate::rc::requester) fn marked(&mut self, under_way: u64) {
         if self.since >= 0 {
             self.lost(under_way.max(2 * u64::from(self.least)));
