@@ -240,14 +240,18 @@ async fn nothing_is_left(cluster: &Cluster) -> Done {
     let socket = cluster.folder.join("containerd.sock");
     let left = format!(
         "ctr --address {} --namespace k8s.io containers list --quiet
-         ip -o link show master pods0
-         find /run/rocinante-agent -name '*.port'",
+         ip -o link show master pods0",
         socket.display()
     );
-    until("nothing is left", async || sh(&left).ok().filter(|it| it.trim().is_empty()))
-        .await
-        .map(drop)
-        .map_err(|why| format!("{why}: {}", sh(&left).unwrap_or_default()))
+    let (agent, config) = (built("rocinante-agent"), cluster.folder.join("agent.toml"));
+    let status = format!("{} status --json --config {}", agent.display(), config.display());
+    until("nothing is left", async || {
+        let status: Value = serde_json::from_str(&sh(&status).ok()?).ok()?;
+        let is_known = !status["containers"].as_array()?.is_empty();
+        (!is_known && sh(&left).ok()?.trim().is_empty()).then_some(())
+    })
+    .await
+    .map_err(|why| format!("{why}: {}", sh(&left).unwrap_or_default()))
 }
 
 /// Makes pods until one has a device: the kubelet refuses a pod while no healthy one is there.
@@ -293,7 +297,7 @@ async fn plugin(cluster: &mut Cluster) -> Done {
     Ok(())
 }
 
-/// Two pods with traffic between them; the client ends when `end` is in its folder.
+/// Two pods with traffic between them for 40 s.
 async fn traffic(cluster: &Cluster) -> Result<(), String> {
     let server = "exec rocinante perf write-bw -D 40";
     cluster.create(pod("server", server)).await?;

@@ -53,6 +53,18 @@ pub(crate) async fn life_and_death(cluster: &Cluster, storm: Storm) -> Done {
             let waiting = ListParams::default().fields("spec.nodeName=").limit(1);
             cluster.pods().list(&waiting).await.ok()?.items.is_empty().then_some(())
         })
+        .await?;
+        let last = cluster.pods().list(&ListParams::default()).await;
+        let last = last.map_err(|error| error.to_string())?.items;
+        let last: Vec<(String, u64)> =
+            last.iter().map(|pod| (format!("Pod {}", pod.name_any()), version(pod))).collect();
+        until("the watch shows all pods", async || {
+            let log = log.lock();
+            let is_shown = |(key, version): &(String, u64)| {
+                log.range(version..).any(|(_, (shown, _))| shown == key)
+            };
+            last.iter().all(is_shown).then_some(())
+        })
         .await
     };
     let lives = async {
@@ -111,6 +123,10 @@ fn judged(log: &BTreeMap<u64, (String, Option<Value>)>) -> Audit {
     Audit::of(changes.collect::<Vec<_>>())
 }
 
+fn version<K: kube::ResourceExt>(object: &K) -> u64 {
+    object.resource_version().and_then(|it| it.parse().ok()).unwrap_or(0)
+}
+
 /// Watches all objects of a kind from now on. The task ends with an error if the watch does.
 async fn watch<K: Resource<DynamicType = ()>>(
     cluster: &Cluster,
@@ -120,11 +136,11 @@ async fn watch<K: Resource<DynamicType = ()>>(
     let kind = K::kind(&()).into_owned();
     let api: Api<DynamicObject> = Api::all_with(client, &ApiResource::erase::<K>(&()));
     let now = api.list(&ListParams::default()).await.map_err(|error| error.to_string())?;
-    let version = now.metadata.resource_version.unwrap_or_default();
+    let from = now.metadata.resource_version.unwrap_or_default();
     let log = Arc::clone(log);
     Ok(async move {
         let params = WatchParams::default().timeout(290);
-        let events = api.watch(&params, &version).await.map_err(|error| error.to_string())?;
+        let events = api.watch(&params, &from).await.map_err(|error| error.to_string())?;
         let each = events.map_err(|error| error.to_string()).try_for_each(|event| {
             let (object, is_gone) = match event {
                 WatchEvent::Added(it) | WatchEvent::Modified(it) => (it, false),
@@ -134,7 +150,7 @@ async fn watch<K: Resource<DynamicType = ()>>(
                     return std::future::ready(Err(format!("the watch: {status:?}")));
                 }
             };
-            let version = object.resource_version().and_then(|it| it.parse().ok()).unwrap_or(0);
+            let version = version(&object);
             let key = format!("{kind} {}", object.name_any());
             let value = serde_json::to_value(&object).expect("it was JSON");
             log.lock().insert(version, (key, (!is_gone).then_some(value)));
