@@ -11,7 +11,7 @@ use super::{Figures, in_words, milliseconds, named};
 use crate::workers::{Errand, Link, PlaceArgs, Places, Sent, Work, now};
 
 /// The longest time until the first message has arrived.
-const STARTS_WITHIN: Duration = Duration::from_secs(20);
+const STARTS_WITHIN: Duration = Duration::from_secs(60);
 /// How long messages are sent before the event.
 const BEFORE: Duration = Duration::from_millis(100);
 /// How long they are sent beside an event that should not disturb them.
