@@ -108,7 +108,7 @@ async fn main() {
 RUST
 
 export GOPATH="$folder/root/usr/share/gocode" GO111MODULE=off GOCACHE="$folder/cache"
-go=$(command -v go || echo /usr/lib/go-1.19/bin/go)
+go=$(dpkg -L golang-1.19-go | grep "/bin/go$")
 "$go" build -o ask ./client
 "$go" build -o go-server ./server
 CARGO_TARGET_DIR="$folder/target" cargo build -q --manifest-path h2/Cargo.toml

@@ -46,7 +46,7 @@ pub(crate) struct Part {
     pub(crate) ceil: Option<Rate>,
 }
 
-/// What the claims of a pod say of each of its containers.
+/// The terms of a pod's claims, for each of its containers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Claimed {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -71,7 +71,7 @@ impl Claim {
         self.shares.iter().filter(move |part| part.uplink == uplink)
     }
 
-    /// What it reserves of an uplink.
+    /// Its share of an uplink.
     pub(crate) fn rate(&self, uplink: &str) -> Option<Rate> {
         Rate::sum(self.on(uplink).map(|part| part.rate))
     }
@@ -209,7 +209,7 @@ mod tests {
         let one = claim("one", &["r"], &share(1));
         let why = claims.take(&one, &config, &ten).expect_err("more than there is");
         assert!(why.contains("up has 10gbit") && why.contains("11gbit"), "{why}");
-        // What was taken stays on an uplink that shrank or is down, and nothing comes.
+        // A claim that was taken stays on an uplink that shrank or is down. No other is taken.
         for less in [[uplink("5gbit", None)], [uplink("10gbit", Some("down"))]] {
             assert_eq!(claims.take(&six, &config, &less), Ok(()));
             assert!(claims.take(&one, &config, &less).is_err());

@@ -27,9 +27,9 @@ pub(crate) struct Renamed {
     stream: UnixStream,
     decoder: Decoder<'static>,
     has_preface: bool,
-    /// What came and is no whole frame yet.
+    /// Bytes that came and are no whole frame yet.
     came: Vec<u8>,
-    /// What hyper has not read yet, from [`at`](Self::at) on.
+    /// Bytes that hyper has not read yet, from [`at`](Self::at) on.
     ready: Vec<u8>,
     at: usize,
 }

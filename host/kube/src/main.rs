@@ -65,7 +65,7 @@ enum Command {
         /// How many containers may use the agent at a time.
         #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
         devices: u32,
-        /// What the scheduler sums: the Mb/s of all uplinks, or shares of each.
+        /// The scheduler sums the Mb/s of all uplinks, or shares of each.
         #[arg(long, value_enum, default_value = "extended-resource")]
         accounting: Accounting,
         /// The UID of this pod, which names its sockets: two drivers of a node have different ones.

@@ -227,7 +227,7 @@ impl Locks {
 
     /// As [`listen`](Self::listen), where no other process can be in the way.
     pub(super) fn hold_place(&self, place: u64, slot: u8) {
-        // Without it a neighbour may get what is for this process, as if it had never been here.
+        // Without it a neighbour may get this process's messages.
         let _ = self.lock(place + u64::from(slot));
     }
 

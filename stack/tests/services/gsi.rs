@@ -406,7 +406,7 @@ fn each_datagram_says_whom_it_is_for() {
     let nobody =
         Dreq { local: CommId(7), remote: CommId(0), remote_qpn: Qpn::new(9), private: b"" };
     assert_eq!(of(&CmMessage::Dreq(nobody).emit(3)), Some(Addressee::Any));
-    // A peer that gives its request up may not know who has it.
+    // A peer that gives its request up may not know the process that has it.
     let given_up = here.connect(now, &ask).unwrap();
     let _ = here.poll_transmit();
     here.forget(now, given_up);

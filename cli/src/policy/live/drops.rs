@@ -1,4 +1,4 @@
-//! What rules of nftables at a container's end on the host have dropped.
+//! Packets that rules of nftables dropped at a container's end on the host.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -62,7 +62,7 @@ pub(crate) struct Request {
     /// The container of an engine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) about: Option<About>,
-    /// What a driver has for pods.
+    /// A driver's claims of pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) claim: Option<Claim>,
 }

@@ -227,7 +227,7 @@ impl Outcome {
 }
 
 impl Record {
-    /// What is allocated on this node. Error: why the claim cannot be prepared.
+    /// The claim's devices on this node. Error: why it cannot be prepared.
     pub(crate) fn read(claim: &Claim, uid: &str, node: &str) -> Result<Self, String> {
         let now = claim.uid().unwrap_or_default();
         if now != uid {

@@ -1,6 +1,6 @@
 //! Quantities of Kubernetes, as far as they are bits per second.
 
-/// What a share may reserve: what the agent takes as a rate.
+/// The rates that a share may reserve: those that the agent takes.
 pub(crate) const LEAST: u64 = 1_000_000;
 const MOST: u64 = 1_000_000_000_000;
 

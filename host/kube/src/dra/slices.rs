@@ -28,7 +28,7 @@ use crate::said::Said;
 
 /// A file that one driver of a node has locked: it publishes and reports.
 const KEEPER: &str = "keeper";
-/// What a claim gets that names no capacity, unless the uplink has less.
+/// The rate of a claim that names no capacity, unless the uplink has less.
 const DEFAULT: u64 = 100_000_000;
 /// A slice with taints has no more devices.
 const DEVICES_MAX: usize = 64;
@@ -37,7 +37,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 const DOWN: &str = "rocinante.dev/down";
 const SHORT: &str = "rocinante.dev/short";
 
-/// What the API server keeps of a slice.
+/// The fields of a slice that the API server keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Keeps {
     shares: bool,
@@ -125,7 +125,7 @@ fn sent(slice: &DynamicObject) -> Vec<Value> {
     devices
 }
 
-/// What a server dropped of a slice.
+/// The fields of a slice that a server dropped.
 fn kept(wanted: &[Value], slice: &DynamicObject) -> Keeps {
     let has = sent(slice);
     let shares = |device: &Value| {

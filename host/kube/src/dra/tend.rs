@@ -1,5 +1,5 @@
-//! What is done beside the kubelet's calls: files, agent and claims are compared, pods that come to
-//! a prepared claim are made known, and claims' status is written.
+//! The work beside the kubelet's calls: files, agent and claims are compared, pods that come to a
+//! prepared claim are made known, and claims' status is written.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
@@ -23,7 +23,7 @@ use crate::said::Said;
 /// The longest pause between two attempts.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// What the API says of a claim that is prepared, or has a file of CDI.
+/// The API's answer about a claim that is prepared, or has a file of CDI.
 enum Word {
     /// It is allocated here.
     Here(Box<Record>),
@@ -173,7 +173,7 @@ impl Attempts {
 /// The claims whose pods are followed, by their UIDs.
 #[derive(Default)]
 struct Followed {
-    /// What a claim's status says.
+    /// A claim's status.
     reported: BTreeMap<String, Option<Network>>,
     reports: BTreeMap<String, Attempts>,
     joins: BTreeMap<String, Attempts>,

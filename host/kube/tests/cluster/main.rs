@@ -3,7 +3,7 @@
 //!
 //! `cargo xtask kubernetes --bin DIR [--seeds N] [SCENARIO...]` runs it, as root. No component is
 //! replaced by a double. Nodes other than the one with a kubelet are objects alone, and the program
-//! sets the phases of their pods. What a version does not have is said, and is never a pass.
+//! sets the phases of their pods. A scenario that the version cannot have is a visible skip.
 //!
 //! All of it runs in namespaces of its own for network, mounts and processes, so that they end with
 //! it. The containers' empty cgroups are removed.

@@ -215,13 +215,13 @@ async fn phase(cluster: &Cluster, name: &str, of: &[&str]) -> Result<String, Str
     .await
 }
 
-/// What a pod's container has written.
+/// The output of a pod's container.
 fn written(name: &str) -> String {
     let logs = format!("cat /var/log/pods/default_{name}_*/main/*.log");
     sh(&logs).unwrap_or_default()
 }
 
-/// What a pod that ended well has written.
+/// The output of a pod that ended well.
 async fn succeeded(cluster: &Cluster, name: &str) -> Result<String, String> {
     let phase = phase(cluster, name, &["Succeeded", "Failed"]).await?;
     let text = written(name);

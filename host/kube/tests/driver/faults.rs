@@ -51,7 +51,7 @@ async fn a_driver_that_was_killed_between_two_steps_is_mended() {
     let file = it.node.folder.at("cdi").join(format!("rocinante.dev-claim_{UID}.json"));
     let cdi = std::fs::read(&file).unwrap();
     drop(driver);
-    // What is there of the state, of the file of CDI, and of the agent's claim.
+    // Each of state, file of CDI and agent's claim may be there or not.
     for (nth, is_there) in (0..8).map(|n| (n, [n & 1 > 0, n & 2 > 0, n & 4 > 0])) {
         for is_claim_there in [true, false] {
             if is_claim_there {
@@ -184,7 +184,7 @@ async fn a_state_of_another_version_stays() {
     assert!(why.contains("has version 2, not 1"), "{why}");
     assert_eq!(std::fs::read_to_string(it.state()).unwrap(), newer);
     assert!(agent.claims().is_empty());
-    // What a driver leaves that is killed while it writes.
+    // A driver that is killed while it writes leaves this.
     std::fs::remove_file(it.state()).unwrap();
     it.manager.call_prepare(&[(UID, "c")]).await.unwrap()[UID].as_ref().unwrap();
     let cut = it.node.folder.at("cdi").join(format!("rocinante.dev-claim_{UID}.new"));

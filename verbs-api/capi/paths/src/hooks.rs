@@ -52,7 +52,7 @@ fn opens(flags: c_int) -> bool {
     flags & libc::O_NOFOLLOW == 0 && flags & made != made
 }
 
-/// What open(2) does.
+/// The effect of open(2).
 fn opening(flags: c_int) -> Does {
     let made = flags & (libc::O_CREAT | libc::O_EXCL);
     match flags & (libc::O_ACCMODE | libc::O_TRUNC) {
@@ -63,7 +63,7 @@ fn opening(flags: c_int) -> Does {
     }
 }
 
-/// What fopen(3) does.
+/// The effect of fopen(3).
 fn streaming(mode: *const c_char) -> Does {
     // SAFETY: a C string, as libc's function wants.
     let mode = unsafe { CStr::from_ptr(mode) }.to_bytes();
@@ -117,7 +117,7 @@ hooks! {
     fstatat(@dirfd, path, into: *mut c_void, flags: c_int) { looks(flags) } -> c_int;
     fstatat64(@dirfd, path, into: *mut c_void, flags: c_int) { looks(flags) } -> c_int;
     statx(@dirfd, path, flags: c_int, mask: c_uint, into: *mut c_void) { looks(flags) } -> c_int;
-    // What stat was before glibc 2.33.
+    // stat before glibc 2.33.
     __xstat([version: c_int], path, into: *mut c_void) { true } -> c_int;
     __xstat64([version: c_int], path, into: *mut c_void) { true } -> c_int;
     __lxstat([version: c_int], path, into: *mut c_void) { false } -> c_int;

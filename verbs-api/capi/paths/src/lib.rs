@@ -171,7 +171,7 @@ fn has(path: &[u8], word: &[u8]) -> bool {
     !unsafe { libc::memmem(at, len, word.as_ptr().cast(), word.len()) }.is_null()
 }
 
-/// What a function of libc does to the file that its path names.
+/// The effect of a function of libc on the file that its path names.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Does {
     /// It only looks.

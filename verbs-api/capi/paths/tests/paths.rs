@@ -147,7 +147,7 @@ fn the_tree_cannot_be_changed() {
             assert!(list() == before, "{script}");
         }
     }
-    // As the kernel has it: what is not there, or there already, is said before.
+    // As the kernel has it: ENOENT and EEXIST come before EACCES.
     let port = "/sys/class/infiniband/x0/ports/1";
     for (script, words) in [
         ("rm none", "No such file"),

@@ -126,7 +126,7 @@ impl Command<'_> {
         if local.is_ipv4() != peer.is_ipv4() || !is_idle && !matches!(held.phase, Phase::Bound) {
             return Err(libc::EINVAL);
         }
-        // As `rdma_resolve_ip`: an event tells of what is found out later.
+        // As `rdma_resolve_ip`: later failures come as an event.
         let (from, to) = toward(Some(local), peer)?;
         let found = self.it.devices.of(from);
         let near = found.as_ref().ok().and_then(|found| self.it.open_device(found).ok());
