@@ -51,9 +51,9 @@ use self::outlive::{SEARCHES_MAX, outlive};
 const PATIENCE_MAX: Duration = Duration::from_secs(60);
 /// How long a thread without work stays.
 const WORKER_IDLE: Duration = Duration::from_millis(500);
-/// How long the kernel's announcements are collected after some were acted on: this many times
-/// what that took, and at most for so long. What a container sends by a new address is dropped
-/// meanwhile, and its kernel asks for a neighbour again after a second.
+/// The pause in which the kernel's announcements are collected, after some were acted on: this many
+/// times the duration of the acts, up to a bound. A container's packets from a new address are
+/// dropped meanwhile, and its kernel asks for a neighbour again after a second.
 const HEAR_PAUSE_TIMES: u32 = 9;
 const HEAR_PAUSE_MAX: Duration = Duration::from_millis(10);
 

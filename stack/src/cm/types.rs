@@ -113,6 +113,22 @@ pub struct QpSide {
     pub announced: Option<Announced>,
 }
 
+impl QpSide {
+    /// With one READ or atomic at a time each way, and RNR retries for ever.
+    pub const fn new(qpn: Qpn, psn: Psn) -> Self {
+        Self {
+            qpn,
+            psn,
+            responder_resources: 1,
+            initiator_depth: 1,
+            rnr_retry: 7,
+            flow_control: false,
+            srq: false,
+            announced: None,
+        }
+    }
+}
+
 /// A request for a connection, by us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Connect<'a> {
@@ -142,6 +158,33 @@ pub struct Connect<'a> {
     pub keep_alive: Option<u64>,
     /// Private data for the peer's program: at most 56 bytes where the service has a port, else 92.
     pub private: &'a [u8],
+}
+
+impl Connect<'static> {
+    /// Of a reliable connection between our address and the peer's, with usual values: path MTU
+    /// 1024, 7 retries after 67 ms each, hop limit 64.
+    pub const fn new(
+        [local, remote]: [IpAddr; 2],
+        service: ServiceId,
+        source_port: u16,
+        side: QpSide,
+    ) -> Self {
+        Self {
+            local,
+            remote,
+            service,
+            source_port,
+            side,
+            transport: Transport::Rc,
+            mtu: Mtu::Mtu1024,
+            ack_timeout: 14,
+            retry_count: 7,
+            traffic_class: 0,
+            hop_limit: 64,
+            keep_alive: None,
+            private: b"",
+        }
+    }
 }
 
 /// An acceptance, by us.

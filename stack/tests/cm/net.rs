@@ -56,34 +56,13 @@ pub(crate) fn config(side: usize) -> CmConfig {
 }
 
 pub(crate) fn side(qpn: u32) -> QpSide {
-    QpSide {
-        qpn: Qpn::new(qpn),
-        psn: Psn::new(qpn * 7),
-        responder_resources: 4,
-        initiator_depth: 5,
-        rnr_retry: 7,
-        flow_control: false,
-        srq: false,
-        announced: None,
-    }
+    let side = QpSide::new(Qpn::new(qpn), Psn::new(qpn * 7));
+    QpSide { responder_resources: 4, initiator_depth: 5, ..side }
 }
 
 pub(crate) fn ask(qpn: u32, private: &[u8]) -> Connect<'_> {
-    Connect {
-        local: address(A),
-        remote: address(B),
-        service: SERVICE,
-        source_port: 40_000,
-        side: side(qpn),
-        transport: Transport::Rc,
-        mtu: Mtu::Mtu1024,
-        ack_timeout: 14,
-        retry_count: 7,
-        traffic_class: 0,
-        hop_limit: 64,
-        keep_alive: None,
-        private,
-    }
+    let ends = [A, B].map(address);
+    Connect { private, ..Connect::new(ends, SERVICE, 40_000, side(qpn)) }
 }
 
 impl Net {

@@ -214,34 +214,11 @@ fn what_it_sends_is_numbered_and_counted() {
 }
 
 fn side(qpn: Qpn) -> QpSide {
-    QpSide {
-        qpn,
-        psn: Psn::new(1),
-        responder_resources: 1,
-        initiator_depth: 1,
-        rnr_retry: 7,
-        flow_control: false,
-        srq: false,
-        announced: None,
-    }
+    QpSide::new(qpn, Psn::new(1))
 }
 
-fn ask([local, remote]: [IpAddr; 2], service: ServiceId, side: QpSide) -> Connect<'static> {
-    Connect {
-        local,
-        remote,
-        service,
-        source_port: 9,
-        side,
-        transport: Transport::Rc,
-        mtu: Mtu::Mtu256,
-        ack_timeout: 14,
-        retry_count: 7,
-        traffic_class: 0,
-        hop_limit: 64,
-        keep_alive: None,
-        private: b"",
-    }
+fn ask(ends: [IpAddr; 2], service: ServiceId, side: QpSide) -> Connect<'static> {
+    Connect { mtu: Mtu::Mtu256, ..Connect::new(ends, service, 9, side) }
 }
 
 /// An accepted connection for the queue pair of `solo`; its RTU does not come.

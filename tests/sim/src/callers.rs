@@ -155,20 +155,14 @@ impl World<'_> {
     /// Asks for a connection. Returns whether that was possible.
     pub(crate) fn ask(&mut self, mut call: Call) -> Result<bool, String> {
         let (host, now) = (call.from, self.now);
+        let ends = [host, call.to].map(|host| self.hosts[host].addr);
         let ask = Connect {
-            local: self.hosts[host].addr,
-            remote: self.hosts[call.to].addr,
-            service: service(call.service),
-            source_port: call.source_port,
-            side: call.side,
             transport: call.transport,
             mtu: call.mtu,
             ack_timeout: call.ack_timeout,
             retry_count: call.retry_count,
-            traffic_class: 0,
-            hop_limit: 64,
-            keep_alive: None,
             private: &call.private,
+            ..Connect::new(ends, service(call.service), call.source_port, call.side)
         };
         let users = &self.hosts[host].users;
         let full = users.talks.len() >= users.config.max_connections;
@@ -338,16 +332,8 @@ impl World<'_> {
 
 /// The attributes of a queue pair that does not really exist.
 fn side(qpn: Qpn, psn: u32) -> QpSide {
-    QpSide {
-        qpn,
-        psn: Psn::new(psn),
-        responder_resources: 3,
-        initiator_depth: 5,
-        rnr_retry: 6,
-        flow_control: false,
-        srq: false,
-        announced: None,
-    }
+    let side = QpSide::new(qpn, Psn::new(psn));
+    QpSide { responder_resources: 3, initiator_depth: 5, rnr_retry: 6, ..side }
 }
 
 impl World<'_> {

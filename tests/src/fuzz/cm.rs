@@ -30,16 +30,8 @@ fn address(side: usize) -> IpAddr {
 }
 
 fn side_of(number: u32) -> QpSide {
-    QpSide {
-        qpn: Qpn::new(2 + number % 1000),
-        psn: Psn::new(number & 0xff_ffff),
-        responder_resources: 4,
-        initiator_depth: 4,
-        rnr_retry: 7,
-        flow_control: false,
-        srq: false,
-        announced: None,
-    }
+    let side = QpSide::new(Qpn::new(2 + number % 1000), Psn::new(number & 0xff_ffff));
+    QpSide { responder_resources: 4, initiator_depth: 4, ..side }
 }
 
 impl Pair {
@@ -61,21 +53,10 @@ impl Pair {
     }
 
     fn connect(&mut self, side: usize, input: &mut Input<'_>) {
-        let ask = Connect {
-            local: address(side),
-            remote: address(1 - side),
-            service: SERVICE,
-            source_port: 40_000,
-            side: side_of(input.u32()),
-            transport: Transport::Rc,
-            mtu: Mtu::Mtu1024,
-            ack_timeout: input.u8() % 32,
-            retry_count: 7,
-            traffic_class: 0,
-            hop_limit: 64,
-            keep_alive: None,
-            private: input.slice(20),
-        };
+        let ends = [address(side), address(1 - side)];
+        let of = side_of(input.u32());
+        let (ack_timeout, private) = (input.u8() % 32, input.slice(20));
+        let ask = Connect { ack_timeout, private, ..Connect::new(ends, SERVICE, 40_000, of) };
         self.conns[side].extend(self.sides[side].connect(self.now, &ask).ok());
     }
 

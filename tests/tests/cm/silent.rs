@@ -46,31 +46,9 @@ impl Puppet {
     }
 
     fn connect(&mut self, qpn: u32) {
-        let side = QpSide {
-            qpn: Qpn::new(qpn),
-            psn: Psn::new(5),
-            responder_resources: 1,
-            initiator_depth: 1,
-            rnr_retry: 7,
-            flow_control: false,
-            srq: false,
-            announced: None,
-        };
-        let ask = Connect {
-            local: self.here,
-            remote: self.device,
-            service: ServiceId::of_port(PortSpace::Tcp, PORT),
-            source_port: 4000,
-            side,
-            transport: Transport::Rc,
-            mtu: Mtu::Mtu1024,
-            ack_timeout: 14,
-            retry_count: 7,
-            traffic_class: 0,
-            hop_limit: 64,
-            keep_alive: None,
-            private: b"",
-        };
+        let side = QpSide::new(Qpn::new(qpn), Psn::new(5));
+        let service = ServiceId::of_port(PortSpace::Tcp, PORT);
+        let ask = Connect::new([self.here, self.device], service, 4000, side);
         self.cm.connect(Time(1_000_000_000), &ask).unwrap();
     }
 

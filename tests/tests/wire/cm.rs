@@ -483,21 +483,9 @@ fn what_linux_asked_for_is_offered_and_answered() {
         assert_eq!(request.peer.ip().to_string(), peer);
         assert_eq!((request.mtu, request.transport), (Mtu::Mtu1024, Transport::Rc));
         assert_eq!((request.ack_timeout, request.side.announced), (17, None));
-        let side = QpSide {
-            qpn: Qpn::new(0x77),
-            psn: Psn::new(1),
-            responder_resources: 1,
-            initiator_depth: 1,
-            rnr_retry: 7,
-            flow_control: false,
-            srq: false,
-            announced: Some(Announced {
-                bytes: 1 << 20,
-                datagrams: 64,
-                queue: None,
-                answers: false,
-            }),
-        };
+        let announced =
+            Some(Announced { bytes: 1 << 20, datagrams: 64, queue: None, answers: false });
+        let side = QpSide { announced, ..QpSide::new(Qpn::new(0x77), Psn::new(1)) };
         cm.accept(now, conn, &Accept { side, keep_alive: None, private: b"" }).unwrap();
         let reply = cm.poll_transmit().unwrap();
         let Ok((header, CmMessage::Rep(rep))) = CmMessage::parse(&reply.mad) else { panic!() };

@@ -102,31 +102,7 @@ const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 9));
 
 /// A peer's wish for a connection.
 fn ask(here: IpAddr, service: ServiceId) -> Connect<'static> {
-    let side = QpSide {
-        qpn: Qpn::new(0x11),
-        psn: Psn::new(1),
-        responder_resources: 1,
-        initiator_depth: 1,
-        rnr_retry: 7,
-        flow_control: false,
-        srq: false,
-        announced: None,
-    };
-    Connect {
-        local: PEER,
-        remote: here,
-        service,
-        source_port: 9,
-        side,
-        transport: Transport::Rc,
-        mtu: Mtu::Mtu1024,
-        ack_timeout: 14,
-        retry_count: 7,
-        traffic_class: 0,
-        hop_limit: 64,
-        keep_alive: None,
-        private: b"",
-    }
+    Connect::new([PEER, here], service, 9, QpSide::new(Qpn::new(0x11), Psn::new(1)))
 }
 
 /// A process has taken a request, or a question, and listens no more; the leader, or a third

@@ -140,16 +140,7 @@ impl Program {
     }
 }
 
-const SIDE: QpSide = QpSide {
-    qpn: Qpn::new(17),
-    psn: Psn::new(1),
-    responder_resources: 1,
-    initiator_depth: 1,
-    rnr_retry: 7,
-    flow_control: false,
-    srq: false,
-    announced: None,
-};
+const SIDE: QpSide = QpSide::new(Qpn::new(17), Psn::new(1));
 
 fn request(local: IpAddr, peer: SocketAddr) -> CmEvent {
     let request = Request {
