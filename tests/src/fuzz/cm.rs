@@ -6,8 +6,8 @@
 use std::net::IpAddr;
 
 use rocinante_stack::cm::{Accept, CmConfig, CmEvent, ConnId, Connect, ConnectionManager, QpSide};
-use rocinante_stack::types::{Mtu, Psn, Qpn, Time};
-use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, Transport};
+use rocinante_stack::types::{Psn, Qpn, Time};
+use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId};
 use rocinante_stack::wire::mad::{MAD_LEN, MadBytes};
 use rocinante_stack::wire::{Packet, bth};
 
