@@ -7,9 +7,9 @@ use rocinante_stack::cm::{
     Accept, CmConfig, CmEvent, ConnId, Connect, ConnectionManager, Ended, ListenerId, QpSide,
     SidrQueryId, Transmit,
 };
-use rocinante_stack::types::{Mtu, Psn, Qpn, Time};
+use rocinante_stack::types::{Psn, Qpn, Time};
 use rocinante_stack::wire::AliveMad;
-use rocinante_stack::wire::cm::{CmMessage, PortSpace, ServiceId, SidrRep, SidrStatus, Transport};
+use rocinante_stack::wire::cm::{CmMessage, PortSpace, ServiceId, SidrRep, SidrStatus};
 
 /// The two sides: usually A connects and B listens.
 pub(crate) const A: usize = 0;

@@ -9,7 +9,7 @@ use rocinante_stack::cm::{
 };
 use rocinante_stack::types::{Mtu, Pkey, Psn, Qpn, QueueKind, Time};
 use rocinante_stack::verbs::QpState;
-use rocinante_stack::wire::cm::{CmMessage, CommId, Dreq, PortSpace, ServiceId, Transport};
+use rocinante_stack::wire::cm::{CmMessage, CommId, Dreq, PortSpace, ServiceId};
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, write_gsi};
 use rocinante_stack::wire::{
     AliveMad, Bth, MadBytes, Opcode, Packet, Pairs, PeerInfo, RecognitionMad,
