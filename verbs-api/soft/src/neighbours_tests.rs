@@ -8,10 +8,8 @@ use std::time::{Duration, Instant};
 use rocinante_netdev::sim::{SimConfig, SimNet};
 use rocinante_netdev::{AnyPort, Interface, PortConfig, RxDatagram, RxIpId, Shards, Slots};
 use rocinante_stack::cm::{CmConfig, CmEvent, Connect, ConnectionManager, QpSide, Requested};
-use rocinante_stack::types::{Mtu, Psn, Qpn, Time};
-use rocinante_stack::wire::cm::{
-    CmMessage, CommId, PortSpace, RejReason, ServiceId, SidrStatus, Transport,
-};
+use rocinante_stack::types::{Psn, Qpn, Time};
+use rocinante_stack::wire::cm::{CmMessage, CommId, PortSpace, RejReason, ServiceId, SidrStatus};
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, write_gsi};
 use rocinante_stack::wire::{AliveMad, MadBytes, Pairs};
 use rocinante_stack::{Engine, EngineConfig};
