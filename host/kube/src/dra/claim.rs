@@ -284,13 +284,14 @@ impl Record {
     }
 
     /// The pods that a claim is reserved for.
-    pub(crate) fn pods(claim: &Claim) -> BTreeSet<String> {
+    fn pods(claim: &Claim) -> BTreeSet<String> {
         let all = claim.status.iter().filter_map(|it| it.reserved_for.as_deref()).flatten();
         all.filter(|it| it.resource == "pods").map(|it| it.uid.clone()).collect()
     }
 
-    pub(crate) fn with_pods(self, pods: BTreeSet<String>) -> Self {
-        Self { pods, ..self }
+    /// As it is now, in the place of the one that was prepared first.
+    pub(crate) fn renewed(self, known: &Self) -> Self {
+        Self { since: known.since.clone(), ..self }
     }
 
     fn cdi_name(&self, share: &Share) -> String {

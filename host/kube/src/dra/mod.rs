@@ -55,8 +55,8 @@ impl Dra {
         Self { cluster, node: node.into(), agent, store, unsettled: Arc::default() }
     }
 
-    /// Prepares a claim, also one that is prepared: it stays as it was, with the pods that the API
-    /// server has now if that answers. A claim that cannot be prepared leaves nothing.
+    /// Prepares a claim, also one that is prepared: it is as the API server has it now, or stays as
+    /// it was if that does not answer. A claim that cannot be prepared leaves nothing.
     async fn prepare(&self, asked: &api::Claim) -> Result<Record, String> {
         let uid = &asked.uid;
         if !is_id(uid) {
@@ -69,7 +69,7 @@ impl Dra {
         let known = state.records.get(uid).cloned();
         let is_new = known.is_none();
         let record = match (known, fresh) {
-            (Some(known), Ok(fresh)) => known.with_pods(fresh.pods),
+            (Some(known), Ok(fresh)) => fresh.renewed(&known),
             (Some(known), Err(_)) => known,
             (None, fresh) => fresh?,
         };

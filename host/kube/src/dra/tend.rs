@@ -71,21 +71,26 @@ impl Dra {
         }
         // Calls went on meanwhile, and their changes stay.
         let mut state = self.locked().await?;
-        let is_as_before = |now: Option<&Record>, uid: &String| now == before.get(uid);
+        let mut wanted = state.records.clone();
         for (uid, word) in words {
-            if !is_as_before(state.records.get(uid), uid) {
+            let known = state.records.get(uid);
+            if known != before.get(uid) {
                 continue;
             }
-            match word {
-                Word::Gone => {
+            match (word, known) {
+                (Word::Gone, _) => {
                     tracing::info!(uid, "the claim has gone");
                     state.remove(uid).map_err(error)?;
+                    wanted.remove(uid);
                 }
-                Word::Here(record) if !state.records.contains_key(uid) => {
+                (Word::Here(record), None) => {
                     tracing::info!(uid, "the claim is known again");
                     state.insert(&record).map_err(error)?;
+                    wanted.insert(uid.clone(), *record);
                 }
-                Word::Here(_) => {}
+                (Word::Here(record), Some(known)) => {
+                    wanted.insert(uid.clone(), record.renewed(known));
+                }
             }
         }
         let list = json!({"version": 1, "command": "claims"});
@@ -97,9 +102,8 @@ impl Dra {
                 commanded(&self.agent, &unclaim).await?;
             }
         }
-        for record in state.records.values() {
-            state.write_cdi(record).map_err(error)?;
-            if let Err(why) = commanded(&self.agent, &record.command()).await {
+        for record in wanted.values() {
+            if let Err(why) = self.apply(&mut state, record, false).await {
                 left = Some(format!("the claim {}: {why}", record.name));
             }
         }
@@ -110,13 +114,13 @@ impl Dra {
     async fn join(&self, record: &Record) -> Result<(), String> {
         let claim = self.cluster.claim(&record.namespace, &record.name).await;
         let claim = claim.map_err(|failed| failed.to_string())?;
-        let pods = Record::pods(&claim);
-        if claim.uid().as_deref() != Some(&record.uid) || pods.is_subset(&record.pods) {
+        let fresh = Record::read(&claim, &record.uid, &self.node)?;
+        if fresh.pods.is_subset(&record.pods) {
             return Err("the claim is not reserved for it".into());
         }
         let mut state = self.locked().await?;
-        let Some(now) = state.records.get(&record.uid) else { return Ok(()) };
-        let fresh = now.clone().with_pods(pods);
+        let Some(known) = state.records.get(&record.uid) else { return Ok(()) };
+        let fresh = fresh.renewed(known);
         self.apply(&mut state, &fresh, false).await
     }
 }

@@ -296,7 +296,7 @@ async fn a_claim_that_is_not_known_is_unprepared() {
 
 #[tokio::test]
 async fn a_claim_made_anew_is_another_one() {
-    let (it, agent, _driver) = Shared::running().await;
+    let (it, agent, driver) = Shared::running().await;
     it.api().has_claim("c", "old", &["p"]);
     it.manager.call_prepare(&[("old", "c")]).await.unwrap()["old"].as_ref().unwrap();
     it.api().has_claim("c", "new", &["q"]);
@@ -309,6 +309,21 @@ async fn a_claim_made_anew_is_another_one() {
     it.manager.call_unprepare(&[("old", "c")]).await.unwrap();
     assert_eq!(agent.claims().keys().collect::<Vec<_>>(), ["new"]);
     assert_eq!(it.left().1, ["new"]);
+    // Allocated anew, it has its UID still.
+    it.api().put_claim("c", "new", &["q"], &devices(&[share("s-2", "4G")]));
+    let answer = it.manager.call_prepare(&[("new", "c")]).await.unwrap();
+    let device = &answer["new"].as_ref().unwrap()[0];
+    assert_eq!(device.cdi_ids, ["rocinante.dev/claim=new.ens1.s-2"]);
+    assert_eq!(agent.claims()["new"]["shares"][0]["rate"], 4_000_000_000_u64);
+    // Or while no driver is there.
+    drop(driver);
+    it.api().put_claim("c", "new", &["q"], &devices(&[share("s-3", "5G")]));
+    let _driver = it.driver("b");
+    until("it is mended", async || {
+        agent.claims()["new"]["shares"][0]["rate"] == 5_000_000_000_u64
+            && it.cdi("new")["devices"][0]["name"] == "new.ens1.s-3"
+    })
+    .await;
 }
 
 #[tokio::test]
