@@ -291,7 +291,7 @@ impl Record {
 
     /// As it is now, in the place of the one that was prepared first.
     pub(crate) fn renewed(self, known: &Self) -> Self {
-        Self { since: known.since.clone(), ..self }
+        Self { since: known.since, ..self }
     }
 
     fn cdi_name(&self, share: &Share) -> String {
