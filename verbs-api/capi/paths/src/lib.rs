@@ -3,8 +3,8 @@
 //! machine's own. All other paths, and all other effects of these functions of libc, stay as they
 //! are. Before a program looks into the tree, libibverbs.so.1 brings it up to date.
 //!
-//! The tree is read only, for root too: calls that would change it by a path fail, most with EACCES.
-//! Calls by an open file (fchmod, fsetxattr) are not answered here.
+//! The tree is read only, for root too: calls that would change it by a path fail, most with
+//! EACCES. Calls by an open file (fchmod, fsetxattr) are not answered here.
 //!
 //! Where `rocinante run` has mounted the tree, paths below /sys are the kernel's business.
 //!
