@@ -94,15 +94,14 @@ fn end_by(signal: i32) {
         std::thread::sleep(GRACE);
     }
     let state = std::mem::replace(&mut *state(), State::Over);
-    match state {
-        State::Running(running) => {
-            running.report(&stopped_by(signal));
-            std::process::exit(128 + signal);
-        }
-        State::Idle => std::process::exit(128 + signal),
+    let running = match state {
+        State::Running(running) => running,
+        State::Idle => Running::unknown("rocinante", Output { json: false }),
         // The main thread reports, and ends the process.
-        State::Over => {}
-    }
+        State::Over => return,
+    };
+    running.report(&stopped_by(signal));
+    std::process::exit(128 + signal);
 }
 
 /// The signal that has come, if one has.

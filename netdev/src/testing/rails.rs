@@ -1,13 +1,14 @@
 //! Several ports of one machine: datagrams of a port leave by its own interface.
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::frames::xdp::tests::another_program;
 use crate::kernel::descriptors;
 use crate::testing::sides::{self, ip, on_each, open_once};
 use crate::testing::testns::{NetNs, has_address, needs};
-use crate::{AnyPort, Backend, Interface, PathId, PathSpec, Port, PortConfig, Slots};
+use crate::{AnyPort, Backend, Interface, PathId, PathSpec, Port, PortConfig, RxDatagram, Slots};
 
 /// The own addresses of the first and the second port, and the peer's.
 const FIRST: [&str; 2] = ["10.9.0.1", "fd09::1"];
@@ -88,19 +89,28 @@ fn spec(local: &str, remote: &str, src_port: u16) -> PathSpec {
     PathSpec { src_port, ..sides::spec(local, remote) }
 }
 
-/// Sends one datagram, again and again until it has arrived; returns its addresses.
+/// Sends one datagram, again and again until it has arrived; returns its addresses. Those of an
+/// earlier delivery that come late do not count.
 fn deliver(from: &mut AnyPort, path: PathId, to: &mut AnyPort) -> Option<(IpAddr, IpAddr)> {
+    static DELIVERIES: AtomicU64 = AtomicU64::new(0);
+    let payload = [DELIVERIES.fetch_add(1, Ordering::Relaxed); 8].map(u64::to_be_bytes);
+    let payload = payload.as_flattened();
     let end = Instant::now() + Duration::from_secs(20);
     let mut heard = None;
     while heard.is_none() && Instant::now() < end {
-        if let Some(slot) = from.reserve(path, 64) {
-            slot.buf.fill(1);
+        if let Some(slot) = from.reserve(path, payload.len()) {
+            slot.buf.copy_from_slice(payload);
             from.commit();
         }
         from.flush(|failure| panic!("{failure:?}"));
         from.maintain();
         descriptors::wait_readable(to.wait_fd(), 20).expect("poll");
-        to.receive(64, |d| heard = Some((d.src, d.dst))).expect("alive");
+        let mut receives = |d: RxDatagram<'_>| {
+            if d.payload == payload {
+                heard = Some((d.src, d.dst));
+            }
+        };
+        to.receive(64, &mut receives).expect("alive");
         to.maintain();
     }
     heard
