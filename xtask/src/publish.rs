@@ -33,16 +33,26 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
     let names: Vec<&str> = published.iter().filter_map(|p| p["name"].as_str()).collect();
     let folder = unpack(&names, metadata["packages"][0]["version"].as_str().unwrap_or_default())?;
     let manifest = folder.join("Cargo.toml");
-    let check = "check --quiet -p rocinante-cli -p rocinante-agent -p rocinante-cni \
-                 -p rocinante-kube --manifest-path";
     let targets = dist::TARGETS.map(|(target, _)| target);
-    let (mut check, skips) = match Toolchain::of(LOWEST_RUST, &targets) {
-        Ok(lowest) => (lowest.cargo(check), vec![]),
+    let (toolchain, skips) = match Toolchain::of(LOWEST_RUST, &targets) {
+        Ok(lowest) => (lowest, vec![]),
         Err(why) if std::env::var_os("CI").is_some() => return Err(why),
-        Err(why) => (cargo(check), vec![format!("packages: no Rust {LOWEST_RUST}: {why}")]),
+        Err(why) => {
+            (Toolchain { name: None }, vec![format!("packages: no Rust {LOWEST_RUST}: {why}")])
+        }
     };
-    check.arg(manifest).args(targets.iter().flat_map(|target| ["--target", *target]));
-    command::run(check.env("CARGO_TARGET_DIR", folder.join("target")))?;
+    for (index, target) in targets.iter().enumerate() {
+        // The other programs have no code of one processor.
+        let programs: &[&str] = if index == 0 {
+            &["rocinante-cli", "rocinante-agent", "rocinante-cni", "rocinante-kube"]
+        } else {
+            &["rocinante-cli", "rocinante-agent"]
+        };
+        let mut check = toolchain.cargo("check --quiet --target");
+        check.arg(target).args(programs.iter().flat_map(|name| ["-p", *name]));
+        check.arg("--manifest-path").arg(&manifest);
+        command::run(check.env("CARGO_TARGET_DIR", folder.join("target")))?;
+    }
     Ok(skips)
 }
 

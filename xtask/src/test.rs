@@ -331,21 +331,9 @@ fn does(words_of_cargo: &str) -> Outcome {
     check(command::run(&mut cargo(words_of_cargo)))
 }
 
-/// The library with none of its features, and with all. Its counters and
-/// traces are tested with them.
+/// The library with none of its features; the workspace has all of them. Its tests need features.
 fn features() -> Outcome {
-    let steps = [
-        // Its tests need features, so the bare library is looked at without them.
-        "clippy --lib --no-default-features -- -D warnings",
-        "clippy --all-targets --all-features -- -D warnings",
-        "test --all-features --lib --test tracing",
-    ];
-    let run = |step: &str| {
-        let (what, options) = step.split_once(' ').unwrap_or_default();
-        let packages = "-p rocinante-soft -p rocinante";
-        command::run(&mut cargo(&format!("{what} --quiet {packages} {options}")))
-    };
-    check(steps.into_iter().try_for_each(run))
+    does("clippy --quiet -p rocinante-soft -p rocinante --lib --no-default-features -- -D warnings")
 }
 
 fn documentation() -> Outcome {

@@ -159,15 +159,23 @@ fn two_hundred_containers() {
     assert_eq!(host.ports(), usize::from(CONTAINERS));
     let counted = host.bytes();
     assert!(counted <= BYTES_TOTAL, "{counted}");
-    // And as programs do, which wait for their turn.
+    // And as programs do, which wait for their turn. On a busy machine the last ones wait in vain,
+    // and ask again.
     close(&host, &mut askers);
     let start = Instant::now();
-    for (index, asker) in askers.iter_mut().enumerate() {
-        asker.say(&format!("open packet {}", host.addresses(index)[0]));
-    }
-    for asker in &mut askers {
-        let answer = asker.hear();
-        assert!(answer.starts_with("opened packet: "), "{answer}");
+    let mut ask: Vec<usize> = (0..askers.len()).collect();
+    while !ask.is_empty() {
+        let before = ask.len();
+        for index in &ask {
+            askers[*index].say(&format!("open packet {}", host.addresses(*index)[0]));
+        }
+        ask.retain(|index| {
+            let answer = askers[*index].hear();
+            let late = answer.contains("it does not answer in time");
+            assert!(late || answer.starts_with("opened packet: "), "{answer}");
+            late
+        });
+        assert!(ask.len() < before, "each of {before} waited in vain");
     }
     println!("programs, all at once: in all {} ms", start.elapsed().as_millis());
     // A hundred of them have the same.
