@@ -44,6 +44,8 @@ pub struct Config {
     pub self_administered: SelfAdministered,
     /// Containers that leave by other interfaces than veths to this host, too.
     pub other_ways_out: OtherWaysOut,
+    /// Containers whose pod has no claim.
+    pub default_policy: DefaultPolicy,
     /// The lines of the log.
     pub log: LogLevel,
     /// The classes of containers, in their order.
@@ -84,6 +86,16 @@ pub enum OtherWaysOut {
     Accept,
 }
 
+/// The rule for the RoCEv2 packets of a container whose pod has no claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DefaultPolicy {
+    /// They leave it.
+    Open,
+    /// They are dropped at its host's end.
+    Claimed,
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -99,6 +111,7 @@ impl Default for Config {
             captures_max: 8,
             self_administered: SelfAdministered::Fixed,
             other_ways_out: OtherWaysOut::Refuse,
+            default_policy: DefaultPolicy::Open,
             log: LogLevel::Info,
             classes: Vec::new(),
             metrics: String::new(),
@@ -170,6 +183,7 @@ impl Config {
             captures_max,
             self_administered,
             other_ways_out,
+            default_policy,
             log,
             classes,
             metrics,
@@ -188,6 +202,7 @@ impl Config {
             ("captures_max", *captures_max != other.captures_max),
             ("self_administered", *self_administered != other.self_administered),
             ("other_ways_out", *other_ways_out != other.other_ways_out),
+            ("default_policy", *default_policy != other.default_policy),
             ("log", *log != other.log),
             ("class", *classes != other.classes),
             ("metrics", *metrics != other.metrics),
@@ -257,6 +272,7 @@ mod tests {
             "captures_max",
             "self_administered",
             "other_ways_out",
+            "default_policy",
             "log",
             "metrics",
         ];
@@ -307,17 +323,18 @@ mod tests {
             captures_max: 0,
             self_administered: SelfAdministered::Refuse,
             other_ways_out: OtherWaysOut::Accept,
+            default_policy: DefaultPolicy::Claimed,
             log: LogLevel::Error,
             classes: vec![Class::default()],
             metrics: "[::1]:9479".into(),
             uplinks: vec![Uplink { interface: "eth0".into(), rate: "1g".parse().unwrap() }],
         };
-        assert_eq!(fresh.differences(&old).len(), 16);
+        assert_eq!(fresh.differences(&old).len(), 17);
         assert_eq!(fresh.keep(&old), ["socket", "state", "guardian", "metrics"]);
         assert_eq!((&fresh.socket, &fresh.state), (&old.socket, &old.state));
         let changed = fresh.differences(&old);
-        assert_eq!(changed.len(), 12, "{changed:?}");
-        assert_eq!((fresh.keep(&old), changed[0], changed[11]), (vec![], "ports_max", "uplink"));
+        assert_eq!(changed.len(), 13, "{changed:?}");
+        assert_eq!((fresh.keep(&old), changed[0], changed[12]), (vec![], "ports_max", "uplink"));
         assert!(old.differences(&Config::default()).is_empty());
     }
 
@@ -328,6 +345,7 @@ mod tests {
             ("prots_max = 3", "prots_max"),
             ("self_administered = \"perhaps\"", "perhaps"),
             ("other_ways_out = \"perhaps\"", "perhaps"),
+            ("default_policy = \"perhaps\"", "perhaps"),
             ("log = \"loud\"", "loud"),
             ("requests_per_second = 0", "requests_per_second"),
             ("ring_frames_max = 0", "ring_frames_max"),

@@ -6,6 +6,7 @@
 
 mod claims;
 mod classes;
+mod closed;
 mod hear;
 mod introduce;
 mod mtu;
@@ -30,7 +31,7 @@ use crate::asker::Namespace;
 use crate::called::Called;
 use crate::claims::Claims;
 use crate::class::Bounds;
-use crate::config::{Config, OtherWaysOut, SelfAdministered};
+use crate::config::{Config, DefaultPolicy, OtherWaysOut, SelfAdministered};
 use crate::control::About;
 use crate::host::{Attached, HostLink, Namespaces, NsId, SourceFilter, Sources, announce};
 use crate::journal::{Drops, Journal, Seldom};
@@ -44,6 +45,7 @@ use crate::state::{Fixed, Introduced, Known, KnownPort, StateFile};
 use crate::steps;
 
 use self::classes::subject;
+use self::closed::allowed;
 pub(crate) use self::hear::HeardOf;
 pub(crate) use self::ports::PortId;
 use self::ports::{Port, Taken};
@@ -150,6 +152,7 @@ struct Inner {
     /// By the index of the host's end.
     containers: BTreeMap<u32, Container>,
     claims: Claims,
+    policy: DefaultPolicy,
     /// The resources of ports that are being made, by the index of the host's end.
     reserved: BTreeMap<u32, Taken>,
     next_port: u64,
@@ -189,6 +192,7 @@ impl Containers {
             namespaces,
             containers: BTreeMap::new(),
             claims: Claims::default(),
+            policy: config.default_policy,
             reserved: BTreeMap::new(),
             next_port: 0,
             cut_off: BTreeMap::new(),
@@ -214,8 +218,11 @@ impl Containers {
     /// Puts another one in force, for later requests.
     pub(crate) fn configure(&self, config: Config) {
         self.limits.set_rate(config.requests_per_second);
+        let policy = config.default_policy;
         *self.config.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
-        self.classify(&self.lock());
+        let mut inner = self.lock();
+        inner.has_policy(policy);
+        self.classify(&inner);
     }
 
     /// Looks for the host's end of a container's interface, and the addresses that may leave there.
@@ -284,8 +291,9 @@ impl Containers {
         let (end, namespace) = (found.end.clone(), found.namespace);
         let turn = self.turn_of(end.index);
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let allowed = self.lock().allowed_of(&found);
         let (_, how) =
-            SourceFilter::attach(end.index, &end.sources).map_err(|e| no_filter(&e, &end.name))?;
+            SourceFilter::attach(end.index, &allowed).map_err(|e| no_filter(&e, &end.name))?;
         steps::reached("filter attached");
         tell_mended(how, &end.name);
         let mut inner = self.lock();
@@ -308,6 +316,7 @@ impl Containers {
             inner.remove(end.index);
             return Err(Refused::new(Code::Interface, "your interface has gone", ""));
         }
+        inner.follow_closed(|it| it.namespace == namespace);
         self.write(&inner);
         steps::reached("filter recorded");
         drop(inner);
@@ -440,6 +449,8 @@ impl Inner {
     /// Lets out the addresses that the container has now, or fewer. Returns whether it is still
     /// there.
     fn follow(&mut self, index: u32) -> bool {
+        let Some(container) = self.containers.get(&index) else { return false };
+        let is_closed = self.is_closed(container.namespace, container.pod());
         let Some(container) = self.containers.get_mut(&index) else { return false };
         let host = match self.namespaces.link(None, index) {
             Ok(host) => host,
@@ -472,7 +483,7 @@ impl Inner {
             // permitted before stay, and no others.
             return true;
         };
-        let allowed = allowed(&self.cut_off, container.namespace, &sources);
+        let allowed = allowed(&self.cut_off, container.namespace, &sources, is_closed);
         match SourceFilter::attach(index, &allowed) {
             Ok((_, how)) => {
                 tell_mended(how, &container.name);
@@ -498,7 +509,8 @@ impl Inner {
 
 impl From<Fixed> for Sources {
     fn from(fixed: Fixed) -> Self {
-        Self { mac: fixed.mac, addresses: fixed.addresses.into_iter().collect() }
+        let addresses = fixed.addresses.into_iter().collect();
+        Self { mac: fixed.mac, addresses, is_closed: false }
     }
 }
 
@@ -512,15 +524,7 @@ impl From<&Sources> for Fixed {
 /// frames with another do not leave.
 fn narrowed(fixed: &Sources, now: &Sources) -> Sources {
     let addresses = fixed.addresses.intersection(&now.addresses).copied().collect();
-    Sources { mac: fixed.mac, addresses }
-}
-
-/// The source addresses that leave a network namespace: none of one that is cut off.
-fn allowed(cut_off: &BTreeMap<u64, Instant>, namespace: u64, sources: &Sources) -> Sources {
-    match cut_off.contains_key(&namespace) {
-        true => Sources { mac: sources.mac, ..Sources::default() },
-        false => sources.clone(),
-    }
+    Sources { mac: fixed.mac, addresses, is_closed: false }
 }
 
 /// The difference of counters, which are at zero again in a new program.
@@ -575,6 +579,7 @@ mod tests {
         let sources = |addresses: &[&str]| Sources {
             mac: [2; 6],
             addresses: addresses.iter().map(|a| a.parse().expect("an address")).collect(),
+            is_closed: false,
         };
         let fixed = sources(&["10.0.0.1", "fd00::1"]);
         assert_eq!(narrowed(&fixed, &sources(&["10.0.0.1", "10.0.0.9"])), sources(&["10.0.0.1"]));

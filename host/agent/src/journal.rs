@@ -183,7 +183,7 @@ impl Journal {
             let container = name.unwrap_or_else(|| self.name(share));
             if drops != Drops::default() {
                 let drops = Counts(Reason::ALL.iter().zip(&drops));
-                tracing::warn!(container, "dropped forged frames in the last minute: {drops}");
+                tracing::warn!(container, "dropped frames in the last minute: {drops}");
             }
             let Held { refusals, others } = held;
             if refusals.is_empty() && others > 0 {
@@ -306,7 +306,7 @@ mod tests {
                     tracing::info!("something else");
                 }
                 if step % 600 == 599 {
-                    journal.forged(ONE, &[1; 7]);
+                    journal.forged(ONE, &[1; Reason::ALL.len()]);
                     journal.sum(&known, now);
                 }
             });
@@ -329,8 +329,8 @@ mod tests {
             journal.refused(ONE, None, &refused(Code::Busy), now);
             let written = (0..20).filter(|_| journal.permits(ONE, Level::INFO, now)).count();
             assert_eq!(written, LINES_MAX - 2);
-            journal.forged(ONE, &[0, 0, 5, 1, 0, 0, 0]);
-            journal.forged(ONE, &[0, 0, 5, 0, 0, 0, 0]);
+            journal.forged(ONE, &[0, 0, 5, 1, 0, 0, 0, 0]);
+            journal.forged(ONE, &[0, 0, 5, 0, 0, 0, 0, 0]);
             journal.sum(&known, now);
             journal.sum(&known, now);
         });
@@ -338,7 +338,7 @@ mod tests {
         let refused = "container=\"veth3\" pid=7 code=in_use reason=\"a reason\"";
         assert_eq!(lines[0], format!("<4>refused {refused}"));
         assert!(lines[1].contains("code=busy"), "{said}");
-        let forged = "<4>dropped forged frames in the last minute: ipv4 10, ipv6 1";
+        let forged = "<4>dropped frames in the last minute: ipv4 10, ipv6 1";
         assert_eq!(lines[2], format!("{forged} container=\"veth3\""));
         let more = "<4>refused 4 requests more in the last minute: in_use 4";
         assert_eq!(lines[3], format!("{more} container=\"veth3\" others=14"));

@@ -180,7 +180,7 @@ pub(crate) fn sources_of(
     let mut addresses = namespaces.addresses(id, link.index)?;
     addresses.retain(|address| !address.is_unspecified() && !address.is_multicast());
     let addresses = addresses.into_iter().take(ADDRESSES_MAX).collect();
-    Ok(Sources { mac: link.mac, addresses })
+    Ok(Sources { mac: link.mac, addresses, is_closed: false })
 }
 
 pub(crate) fn is_gone(error: &io::Error) -> bool {

@@ -263,7 +263,7 @@ impl Facts {
                 family.counter(&[("container", &it.name)], count(link))?;
             }
         }
-        let help = "Frames kept back that were not the container's own";
+        let help = "Frames of the container that the program at its host's end dropped";
         let mut forged = family(to, "rocinante_forged_frames", help, MetricType::Counter)?;
         for (name, status) in self.known() {
             for (reason, count) in &status.dropped {

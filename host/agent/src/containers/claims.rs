@@ -1,6 +1,6 @@
 //! The claims of pods, on the containers that are there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::MutexGuard;
 
 use super::report::mac;
@@ -10,9 +10,10 @@ use crate::config::Config;
 use crate::control::{ClassStatus, Reply, Request, Verb};
 use crate::host::Portion;
 use crate::rate::Rate;
+use crate::state::Introduced;
 
 impl Container {
-    fn pod(&self) -> Option<&str> {
+    pub(super) fn pod(&self) -> Option<&str> {
         self.introduced.as_ref()?.pod.as_deref()
     }
 }
@@ -26,15 +27,17 @@ impl Containers {
                 // It is locked before the containers, elsewhere, too.
                 let uplinks = self.uplinks();
                 let mut inner = self.lock();
+                let before = inner.claims.0.get(&claim.uid).cloned();
                 if let Err(reason) = inner.claims.take(claim, &self.config(), &uplinks) {
                     return each(refused(&reason));
                 }
-                self.claimed(inner);
+                let pods = before.iter().chain([claim]).flat_map(|it| &it.pods);
+                self.claimed(inner, &pods.collect());
             }
             (Verb::Unclaim, _, Some(uid)) => {
                 let mut inner = self.lock();
-                if inner.claims.0.remove(uid).is_some() {
-                    self.claimed(inner);
+                if let Some(before) = inner.claims.0.remove(uid) {
+                    self.claimed(inner, &before.pods.iter().collect());
                 }
             }
             (Verb::Claims, ..) => {
@@ -45,12 +48,17 @@ impl Containers {
         }
     }
 
-    /// Puts changed claims in force.
-    fn claimed(&self, mut inner: MutexGuard<'_, Inner>) {
+    /// Puts changed claims of these pods in force.
+    fn claimed(&self, mut inner: MutexGuard<'_, Inner>, pods: &BTreeSet<&String>) {
         let Inner { containers, claims, .. } = &mut *inner;
         for introduced in containers.values_mut().filter_map(|it| it.introduced.as_mut()) {
             introduced.claimed = claims.claimed(introduced.pod.as_deref());
         }
+        let is_its = |it: &Introduced| it.pod.as_ref().is_some_and(|pod| pods.contains(pod));
+        let of_pods = inner.containers.values();
+        let of_pods = of_pods.filter(|it| it.introduced.as_ref().is_some_and(is_its));
+        let of_pods: BTreeSet<u64> = of_pods.map(|it| it.namespace).collect();
+        inner.follow_closed(|it| of_pods.contains(&it.namespace));
         self.write(&inner);
         let ends = inner.to_shape(&self.config());
         // The kernel takes its time.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use tracing::Level;
 
-use super::{Container, Containers, FoundEnd, Inner, allowed, tell_attached};
+use super::{Container, Containers, FoundEnd, Inner, tell_attached};
 use crate::host::{Heard, NsId, SourceFilter};
 use crate::limits::Share;
 use crate::links::{WayOut, way_out};
@@ -97,7 +97,7 @@ impl Containers {
                     let found = inner.found(&config, (id, follows), of, (&link, host));
                     let Ok(found) = found else { continue };
                     let (end, interface) = (found.end.clone(), found.interface.clone());
-                    let allowed = allowed(&inner.cut_off, namespace, &end.sources);
+                    let allowed = inner.allowed_of(&found);
                     if let Err(e) = SourceFilter::attach(end.index, &allowed) {
                         inner.journal.failed(namespace, &end.name, "cannot be guarded", &e);
                         continue;

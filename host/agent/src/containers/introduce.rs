@@ -60,6 +60,7 @@ impl Containers {
         self.attach(found).inspect_err(|_| {
             mtu.iter().for_each(Before::restore);
             before.iter().for_each(|(end, word)| self.take_back(*end, word.clone(), &before));
+            self.lock().follow_closed(|it| it.namespace == namespace.inode());
         })
     }
 

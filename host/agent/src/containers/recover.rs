@@ -31,7 +31,7 @@ impl Containers {
         inner.claims.0 = state.claims.into_iter().map(|it| (it.uid.clone(), it)).collect();
         let known: BTreeMap<u32, Known> =
             state.containers.into_iter().map(|known| (known.host_end, known)).collect();
-        let mut held = Vec::new();
+        let (mut held, mut ends) = (Vec::new(), Vec::new());
         for link in inner.namespaces.links(None)? {
             let Some(peer) = peer_elsewhere(&link) else { continue };
             let known = known.get(&link.index).filter(|k| k.interface == peer.1);
@@ -58,7 +58,7 @@ impl Containers {
                 introduced,
                 called,
                 unguarded: inner.unguarded(peer.0),
-                sources: before.unwrap_or_default(),
+                sources: Sources { is_closed: false, ..before.unwrap_or_default() },
                 dropped: filter.map(SourceFilter::all_dropped).transpose()?.unwrap_or_default(),
                 ports: BTreeMap::new(),
                 // It may have rates from before.
@@ -66,12 +66,16 @@ impl Containers {
             };
             inner.journal.names(Share::Container(namespace), &container.label());
             inner.containers.insert(link.index, container);
-            if !inner.follow(link.index) {
-                inner.remove(link.index);
+            ends.push((link.index, known));
+        }
+        // All are known: one may be open by another's claim.
+        for (end, known) in ends {
+            if !inner.follow(end) {
+                inner.remove(end);
                 continue;
             }
             for port in known.into_iter().flat_map(|known| &known.ports) {
-                held.extend(inner.take_up(link.index, port, own));
+                held.extend(inner.take_up(end, port, own));
             }
         }
         if !inner.containers.is_empty() {

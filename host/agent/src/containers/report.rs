@@ -56,6 +56,7 @@ impl Containers {
             let mut report = container.report(&config);
             report.requests = inner.journal.requests(Some(Share::Container(container.namespace)));
             report.cut_off = inner.cut_off.contains_key(&container.namespace);
+            report.closed = inner.is_closed(container.namespace, container.pod());
             (*end, report)
         });
         let mut reports: Vec<(u32, ContainerStatus)> = reports.collect();
@@ -131,6 +132,7 @@ impl Container {
             rate_fault: self.shaped.fault.clone(),
             rdma: BTreeMap::new(),
             cut_off: false,
+            closed: false,
             dropped: BTreeMap::new(),
             requests: Default::default(),
         }

@@ -213,6 +213,9 @@ pub(crate) struct ContainerStatus {
     /// Whether nothing leaves it, because they hold more than they may.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) cut_off: bool,
+    /// Whether no RoCEv2 leaves it, as its pod has no claim.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) closed: bool,
     /// Frames that were dropped, by reason, since the program is there.
     pub(crate) dropped: BTreeMap<String, u64>,
     /// Those of its network namespace.

@@ -48,6 +48,9 @@ pub(super) fn status(agent: &AgentStatus, containers: &[ContainerStatus]) -> Str
         }
         add_rates(&mut out, container);
         add_uses(&mut out, container);
+        if container.closed {
+            out.push_str("  closed: no RoCEv2 leaves it, as its pod has no claim\n");
+        }
         let ports = container.ports.iter().map(|of| {
             let memory = memory(of.bytes);
             format!("{} {} with {} slots, {memory}", of.ports, of.backend, of.slots)
@@ -175,6 +178,7 @@ mod tests {
             rate_fault: None,
             rdma: Default::default(),
             cut_off: false,
+            closed: false,
             dropped: [("ipv4".to_owned(), 7), ("arp".to_owned(), 0)].into(),
             requests,
         };
@@ -204,11 +208,12 @@ mod tests {
         let (current, peak, events) = ([1, 2, 3], [4, 5, 6], [0, 7, 0]);
         container.rdma =
             most.uses(&rocinante_netdev::handed::page::Usage { current, peak, events });
-        container.cut_off = true;
+        (container.cut_off, container.closed) = (true, true);
         let said = status(&agent, &[container]);
         assert!(said.contains("  class: \"default\"\n"), "{said}");
         let held = "  hca_handle: 1 of max, peak 4, 0 refused\n  hca_object: 2 of 3, peak 5, 7 \
-                    refused\n  mr_bytes: 3 of 4, peak 6, 0 refused\n  cut off: ";
+                    refused\n  mr_bytes: 3 of 4, peak 6, 0 refused\n  cut off: its programs hold more \
+                    than they may\n  closed: no RoCEv2 ";
         assert!(said.contains(held), "{said}");
         let nothing = "  ports: none\n  dropped frames: none\n  requests: 0 granted, 0 hung up, 0 \
                        refused\n";

@@ -42,11 +42,13 @@ pub enum Reason {
     NeighbourDiscovery = 5,
     /// Cut short, of a wrong version, or with more headers than are followed.
     Malformed = 6,
+    /// RoCEv2 of a container that is closed to it.
+    Unclaimed = 7,
 }
 
 impl Reason {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::EthernetSource,
         Self::EtherType,
         Self::Ipv4,
@@ -54,6 +56,7 @@ impl Reason {
         Self::Arp,
         Self::NeighbourDiscovery,
         Self::Malformed,
+        Self::Unclaimed,
     ];
 }
 
@@ -67,6 +70,7 @@ impl fmt::Display for Reason {
             Self::Arp => "arp",
             Self::NeighbourDiscovery => "neighbour_discovery",
             Self::Malformed => "malformed",
+            Self::Unclaimed => "unclaimed",
         })
     }
 }
@@ -78,6 +82,8 @@ pub struct Sources {
     pub mac: [u8; 6],
     /// Its IP addresses. Those beyond [`ADDRESSES_MAX`] cannot send.
     pub addresses: BTreeSet<IpAddr>,
+    /// Whether none of them sends RoCEv2.
+    pub is_closed: bool,
 }
 
 impl Sources {
@@ -176,11 +182,15 @@ impl SourceFilter {
     /// Lets these and no others through. Error: the error of bpf(2).
     pub fn allow(&self, sources: &Sources) -> io::Result<()> {
         let (wanted, present) = (sources.keys(), self.present()?);
-        for key in wanted.difference(&present) {
-            self.own.set(key, 1)?;
+        let surplus: Vec<_> = present.difference(&wanted).cloned().collect();
+        let value = if sources.is_closed { program::CLOSED } else { program::OPEN };
+        for key in wanted {
+            if !present.contains(&key) || self.own.value(&key)? != value {
+                self.own.set(&key, value)?;
+            }
         }
-        for key in present.difference(&wanted) {
-            or_gone(self.own.remove(key))?;
+        for key in surplus {
+            or_gone(self.own.remove(&key))?;
         }
         Ok(())
     }
@@ -190,19 +200,25 @@ impl SourceFilter {
     pub fn sources(&self) -> io::Result<Option<Sources>> {
         let mut macs = BTreeSet::new();
         let mut addresses = BTreeSet::new();
+        let mut is_closed = false;
         for key in self.present()? {
             let Some((address, mac)) = program::parse_key(&key) else { return Ok(None) };
+            is_closed |= self.own.value(&key).is_ok_and(|value| value == program::CLOSED);
             macs.insert(mac);
             addresses.extend(address);
         }
         let mut macs = macs.into_iter();
         let (first, second) = (macs.next(), macs.next());
-        Ok(first.filter(|_| second.is_none()).map(|mac| Sources { mac, addresses }))
+        Ok(first.filter(|_| second.is_none()).map(|mac| Sources { mac, addresses, is_closed }))
     }
 
     /// The frames dropped so far for this reason. Error: the error of bpf(2).
     pub fn dropped(&self, reason: Reason) -> io::Result<u64> {
-        self.dropped.count(reason as u32)
+        match self.dropped.count(reason as u32) {
+            // An older agent's program, which has fewer reasons.
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(0),
+            count => count,
+        }
     }
 
     /// The frames dropped so far for each reason, in the order of [`Reason::ALL`]. Error: the error

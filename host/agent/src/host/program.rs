@@ -8,6 +8,8 @@
 //! - a message of neighbour discovery names only the container's Ethernet address, an advertisement
 //!   is of an address of the container, and none is of a router.
 //!
+//! Datagrams to the port of RoCEv2 are dropped if the address is [`CLOSED`] to it.
+//!
 //! "No address" is a source where the protocols have it so: a client's DHCP to the broadcast
 //! address, a probe of ARP, and IPv6 before an address is known unique. The rest is dropped and
 //! counted by [`Reason`].
@@ -29,6 +31,12 @@ const OF_V6: i32 = 0;
 const MAC_ALONE: i32 = 1;
 const OF_V4: i32 = 2;
 
+/// The values of keys: whether frames of the address may be RoCEv2.
+pub(super) const OPEN: u32 = 1;
+pub(super) const CLOSED: u32 = 2;
+/// The port of RoCEv2.
+const ROCE: u16 = 4791;
+
 /// Offset of `vlan_present` in `struct __sk_buff`. The kernel takes a tag out of the frame.
 const CTX_VLAN_PRESENT: i16 = 20;
 
@@ -45,6 +53,8 @@ const V6_LEN: i32 = 40;
 const NEXT: i16 = -64;
 /// Where it notes that the frame is the first of fragments.
 const FRAGMENTED: i16 = -32;
+/// Where it notes the value of the source of IPv6.
+const VALUE: i16 = -28;
 /// Where it builds keys: the bytes below the frame pointer.
 const KEY: i16 = -(KEY_LEN as i16);
 const KEY_MAC: i16 = KEY + 16;
@@ -189,7 +199,7 @@ pub(super) fn program(own: &Map, dropped: &Map) -> Vec<Insn> {
 }
 
 fn ipv4(asm: &mut Asm, own: &Map, ends: &Ends) {
-    use Reg::{R0, R5, R7, R10};
+    use Reg::{R0, R5, R7, R9, R10};
     let [unspecified, whole] = [(); 2].map(|()| asm.label());
     copy(asm, ETH_LEN, IP, V4_LEN, ends.malformed);
     asm.load(Size::B, R5, R10, IP);
@@ -203,7 +213,18 @@ fn ipv4(asm: &mut Asm, own: &Map, ends: &Ends) {
     mac_to_key(asm, OF_V4);
     lookup(asm, own);
     asm.jump_if_imm(Cond::Eq, R0, 0, ends.foreign);
-    asm.jump(ends.next);
+    asm.load(Size::W, R5, R0, 0);
+    asm.jump32_if_imm(Cond::Ne, R5, CLOSED, ends.next);
+    asm.load(Size::B, R5, R10, IP + 9);
+    asm.jump32_if_imm(Cond::Ne, R5, UDP, ends.next);
+    // A later fragment: the first is judged.
+    asm.load(Size::H, R5, R10, IP + 6);
+    asm.jump32_if_imm(Cond::Set, R5, net_u16(0x1fff), ends.next);
+    asm.load(Size::B, R9, R10, IP);
+    asm.and_imm(R9, 0xf);
+    asm.shift_left_imm(R9, 2);
+    asm.add_imm(R9, ETH_LEN);
+    roce(asm, ends.next, ends);
     // A client's DHCP, whole and without options of IP.
     asm.bind(unspecified);
     asm.load(Size::W, R5, R10, IP + 16);
@@ -281,6 +302,8 @@ fn ipv6(asm: &mut Asm, own: &Map, ends: &Ends) {
     asm.bind(headers);
     lookup(asm, own);
     asm.jump_if_imm(Cond::Eq, R0, 0, ends.foreign);
+    asm.load(Size::W, R5, R0, 0);
+    asm.store(Size::W, R10, VALUE, R5);
     asm.load(Size::B, R7, R10, IP + 6);
     asm.mov_imm(R9, ETH_LEN + V6_LEN);
     asm.store_imm(Size::B, R10, FRAGMENTED, 0);
@@ -291,10 +314,10 @@ fn ipv6(asm: &mut Asm, own: &Map, ends: &Ends) {
 }
 
 /// Follows the headers behind that of IPv6 to ICMPv6. Anything else goes on, if the source is an
-/// address.
+/// address that is open to it.
 fn follow_headers(asm: &mut Asm, icmp: Label, ends: &Ends) {
     use Reg::{R1, R5, R7, R8, R9, R10};
-    let other = asm.label();
+    let [other, judged] = [(); 2].map(|()| asm.label());
     for _ in 0..HEADERS_MAX {
         let [options, authentication, fragment, longer, again] = [(); 5].map(|()| asm.label());
         asm.jump32_if_imm(Cond::Eq, R7, ICMP_V6, icmp);
@@ -312,7 +335,7 @@ fn follow_headers(asm: &mut Asm, icmp: Label, ends: &Ends) {
         asm.add_imm(R9, 8);
         asm.load(Size::H, R5, R10, NEXT + 2);
         // A later one: its first is judged for all.
-        asm.jump32_if_imm(Cond::Set, R5, net_u16(0xfff8), other);
+        asm.jump32_if_imm(Cond::Set, R5, net_u16(0xfff8), judged);
         asm.jump(again);
 
         asm.bind(authentication);
@@ -335,9 +358,24 @@ fn follow_headers(asm: &mut Asm, icmp: Label, ends: &Ends) {
         asm.jump32_if_imm(Cond::Eq, R7, header, ends.malformed);
     }
     asm.bind(other);
+    asm.load(Size::W, R5, R10, VALUE);
+    asm.jump32_if_imm(Cond::Ne, R5, CLOSED, judged);
+    asm.jump32_if_imm(Cond::Ne, R7, UDP, judged);
+    roce(asm, judged, ends);
+    asm.bind(judged);
     asm.mov_imm(R7, Reason::Ipv6 as i32);
     asm.jump_if_imm(Cond::Ne, R8, 0, ends.drop);
     asm.jump(ends.next);
+}
+
+/// Drops a datagram, whose header is at offset R9, to the port of RoCEv2; others go to `other`.
+fn roce(asm: &mut Asm, other: Label, ends: &Ends) {
+    use Reg::{R5, R7, R10};
+    copy_at(asm, NEXT, 4, ends.malformed);
+    asm.load(Size::H, R5, R10, NEXT + 2);
+    asm.jump32_if_imm(Cond::Ne, R5, net_u16(ROCE), other);
+    asm.mov_imm(R7, Reason::Unclaimed as i32);
+    asm.jump(ends.drop);
 }
 
 /// Judges the ICMPv6 message at offset R9.

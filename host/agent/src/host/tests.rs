@@ -71,7 +71,8 @@ const ALL_NODES: [u8; 16] = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 const NO_V6: [u8; 16] = [0; 16];
 
 fn sources() -> Sources {
-    Sources { mac: MAC, addresses: [IpAddr::from(V4), IpAddr::from(V6)].into() }
+    let addresses = [IpAddr::from(V4), IpAddr::from(V6)].into();
+    Sources { mac: MAC, addresses, is_closed: false }
 }
 
 fn ethernet(kind: u16, rest: &[u8]) -> Vec<u8> {
@@ -120,6 +121,10 @@ fn extension(next: u8) -> Vec<u8> {
     vec![next, 0, 5, 2, 0, 0, 1, 0]
 }
 
+fn fragment(next: u8, offset: u8) -> Vec<u8> {
+    vec![next, 0, 0, offset, 0, 0, 0, 9]
+}
+
 fn nd(source: [u8; 16], kind: u8, body: &[u8]) -> Vec<u8> {
     ipv6(source, ALL_NODES, 58, &icmp(kind, body))
 }
@@ -136,7 +141,6 @@ fn cases() -> Vec<Case> {
     let advertisement =
         |target: &[u8; 16], mac| icmp(136, &[&target[..], &link_option(2, mac)].concat());
     let forged = advertisement(&OTHER_V6, MAC);
-    let fragment = |next: u8, offset: u8| vec![next, 0, 0, offset, 0, 0, 0, 9];
     let nonce = [14, 1, 1, 2, 3, 4, 5, 6];
     vec![
         ("IPv4", ipv4(V4, [10, 0, 0, 1], 17), None),
@@ -332,17 +336,17 @@ fn what_is_the_containers_can_change() {
     let (first, second) = (ipv4(V4, V4, 17), ipv4([192, 0, 2, 78], V4, 17));
     assert!(passes(&first) && !passes(&second));
     let both: BTreeSet<IpAddr> = [V4.into(), [192, 0, 2, 78].into()].into();
-    let changed = Sources { mac: MAC, addresses: both };
+    let changed = Sources { addresses: both, ..sources() };
     filter.allow(&changed).expect("changed");
     assert!(passes(&first) && passes(&second));
     assert_eq!(filter.sources().expect("read"), Some(changed.clone()));
     filter.allow(&Sources { mac: OTHER_MAC, ..changed.clone() }).expect("changed");
     assert!(!passes(&first) && !passes(&second));
-    filter.allow(&Sources { mac: MAC, addresses: BTreeSet::new() }).expect("changed");
+    filter.allow(&Sources { mac: MAC, ..Sources::default() }).expect("changed");
     assert!(!passes(&first) && passes(&arp(MAC, [0; 4])));
     // More than there is room for: those that fit, and again.
     let many = (0..1000_u32).map(|host| IpAddr::from((0xc000_0200 + host).to_be_bytes()));
-    let many = Sources { mac: MAC, addresses: many.collect() };
+    let many = Sources { addresses: many.collect(), ..sources() };
     for _ in 0..2 {
         filter.allow(&many).expect("changed");
         let room = filter.sources().expect("read").expect("sound").addresses.len();
@@ -361,6 +365,56 @@ fn host_and_container() -> Result<(NetNs, NetNs), LabError> {
                   ip link set eth0 up");
     host.sh("ip link set h0 up");
     Ok((host, container))
+}
+
+/// Datagrams to the port of RoCEv2 behind all headers, and all others; and open again.
+#[test]
+fn a_closed_container_sends_no_roce_and_all_else() {
+    let filter = or_skip!("host::a_closed_container", SourceFilter::loose(&sources()));
+    let ports =
+        |from: u16, to: u16| [from.to_be_bytes(), to.to_be_bytes(), [0, 8], [0; 2]].concat();
+    let v4 = |at: u8, more: u8, payload: &[u8]| {
+        let words = at / 4;
+        let options = vec![1; usize::from(at) - 20];
+        let fixed = [0x40 | words, 0, 0, 60, 0, 1, more, 0, 64, 17, 0, 0];
+        ethernet(0x0800, &[&fixed[..], &V4, &[10, 0, 0, 1], &options, payload].concat())
+    };
+    let later = |frame: Vec<u8>| with(frame, 21, 1);
+    let (roce, other) = (ports(4096, 4791), ports(4791, 4790));
+    let behind = |next: u8, headers: &[u8]| ipv6(V6, OTHER_V6, next, &[headers, &roce].concat());
+    let to = |payload: &[u8]| ipv6(V6, OTHER_V6, 17, payload);
+    let cases = [
+        ("IPv4", v4(20, 0, &roce), Some(Reason::Unclaimed)),
+        ("IPv4 with options", v4(60, 0, &roce), Some(Reason::Unclaimed)),
+        ("a first fragment", v4(20, 0x20, &roce), Some(Reason::Unclaimed)),
+        ("a later fragment", later(v4(20, 0x20, &roce)), None),
+        ("another port", v4(20, 0, &other), None),
+        ("TCP", with(v4(20, 0, &roce), 23, 6), None),
+        ("cut ports", v4(20, 0, &roce[..3]), Some(Reason::Malformed)),
+        ("IPv6", to(&roce), Some(Reason::Unclaimed)),
+        ("IPv6, another port", to(&other), None),
+        ("IPv6, cut ports", to(&roce[..2]), Some(Reason::Malformed)),
+        ("IPv6, TCP", behind(6, &[]), None),
+        ("behind options", behind(60, &extension(17)), Some(Reason::Unclaimed)),
+        ("in a first fragment", behind(44, &fragment(17, 1)), Some(Reason::Unclaimed)),
+        ("in a later fragment", behind(44, &fragment(17, 8)), None),
+        ("ARP", arp(MAC, V4), None),
+        ("a solicitation", nd(V6, 135, &[&OTHER_V6[..], &link_option(1, MAC)].concat()), None),
+    ];
+    for is_closed in [true, false, true] {
+        filter.allow(&Sources { is_closed, ..sources() }).expect("changed");
+        assert_eq!(filter.sources().expect("read").map(|it| it.is_closed), Some(is_closed));
+        for (name, frame, reason) in &cases {
+            let due = reason.filter(|_| is_closed);
+            let count = || Reason::ALL.map(|reason| filter.dropped(reason).expect("a counter"));
+            let before = count();
+            let verdict = filter.program.test_run(frame).expect("a run").cast_signed();
+            assert_eq!(verdict, if due.is_some() { TCX_DROP } else { TCX_NEXT }, "{name}");
+            for ((now, before), of) in count().into_iter().zip(before).zip(Reason::ALL) {
+                assert_eq!(now - before, u64::from(due == Some(of)), "{name}: {of:?}");
+            }
+        }
+    }
 }
 
 fn index(name: &str) -> u32 {

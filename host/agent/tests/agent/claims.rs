@@ -1,8 +1,11 @@
 //! Claims of pods.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, UdpSocket};
 
 use rocinante_agent::control::{self, About};
+use rocinante_agent::host::Reason;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use serde_json::{Value, json};
 
@@ -12,6 +15,7 @@ use crate::introduced::about;
 use crate::lab::{Host, host_or_skip};
 use crate::own::bytes;
 use crate::rates::disciplines;
+use crate::reload::reload;
 use crate::uplinks::{UPLINK, class_of, classes, far};
 
 const MEGA: u64 = 1_000_000;
@@ -101,4 +105,122 @@ fn a_claim_binds_its_pods_on_its_uplink() {
     assert_eq!(asked(&host, json!({"command": "unclaim", "name": "d"})), done());
     assert_eq!(asked(&host, json!({"command": "claims"})), done());
     assert!(asked(&host, json!({"command": "claim"}))[0]["refused"].is_object());
+}
+
+/// A listener for RoCEv2, and for another service, at each address of a container.
+struct Listener(Vec<(IpAddr, [UdpSocket; 2])>);
+
+impl Listener {
+    fn new(host: &Host, container: usize) -> Self {
+        let bound = |address, port| {
+            let socket = host.container(container).run(|| UdpSocket::bind((address, port)));
+            let socket = socket.expect("entered").expect("a socket");
+            socket.set_nonblocking(true).expect("set");
+            socket
+        };
+        let of = |it| (it, [4791, 4792].map(|port| bound(it, port)));
+        Self(host.addresses(container).into_iter().map(of).collect())
+    }
+
+    /// Whether RoCEv2 of a container arrives by IPv4, and by IPv6. The other service always does,
+    /// behind it.
+    fn hears(&self, host: &Host, container: usize) -> [bool; 2] {
+        let mut heard =
+            self.0.iter().zip(host.addresses(container)).map(|((to, sockets), from)| {
+                let send = |port| UdpSocket::bind((from, 0))?.send_to(b"datagram", (*to, port));
+                let sent = || [4791, 4792].map(send).into_iter().collect::<io::Result<Vec<_>>>();
+                host.container(container).run(sent).expect("entered").expect("sent");
+                let got = |socket: &UdpSocket| socket.recv(&mut [0; 16]).is_ok();
+                eventually("the other service's", || got(&sockets[1]));
+                got(&sockets[0])
+            });
+        std::array::from_fn(|_| heard.next().expect("two families"))
+    }
+}
+
+/// Two pods and a container of no pod, of which claims open one after the other; through restarts,
+/// and changes of the configuration.
+#[test]
+fn where_claims_decide_no_roce_leaves_a_container_without_one() {
+    let mut host = host_or_skip!("claims::where_claims_decide", 4);
+    let (_far, _) = far(&host);
+    const CLAIMED: &str = "default_policy = \"claimed\"\n";
+    host.configure(&[UPLINK, CLAIMED].concat());
+    host.start();
+    let listener = Listener::new(&host, 3);
+    let (open, closed) = ([true; 2], [false; 2]);
+    let hears = |host: &Host| [0, 1, 2].map(|container| listener.hears(host, container));
+    // Those that it does not know are as they are.
+    assert_eq!(hears(&host), [open; 3]);
+    assert_eq!(claim(&host, "c", &["p"], [100, 0]), done());
+    ["p", "q"].into_iter().enumerate().for_each(|(at, pod)| introduce(&host, at, pod));
+    control::introduce(&host.control(), &about(&host, 2)).expect("served");
+    assert_eq!(hears(&host), [open, closed, closed]);
+    assert_eq!(hears(&host), [open, closed, closed]);
+    let count = |host: &Host| [0, 1, 2].map(|at| host.dropped(at)[Reason::Unclaimed as usize]);
+    assert_eq!(count(&host), [0, 4, 4]);
+    let status = host.status();
+    let of = |at: usize| &status["containers"][at];
+    assert_eq!([0, 1].map(|at| of(at)["closed"].as_bool()), [None, Some(true)]);
+    assert_eq!(of(1)["dropped"]["unclaimed"], 4);
+    assert!(host.operator(&["status", "veth1"]).1.contains("closed: no RoCEv2"));
+    // A claim opens a pod at once, also one that it has beside another, and closes it.
+    assert_eq!(claim(&host, "d", &["q"], [100, 0]), done());
+    assert_eq!(hears(&host), [open, open, closed]);
+    assert_eq!(claim(&host, "c", &["p", "q"], [100, 0]), done());
+    assert_eq!(asked(&host, json!({"command": "unclaim", "name": "d"})), done());
+    assert_eq!(hears(&host), [open, open, closed]);
+    // The claim is one of the other pod's then.
+    assert_eq!(claim(&host, "c", &["q"], [100, 0]), done());
+    assert_eq!(hears(&host), [closed, open, closed]);
+    // While no agent runs, and with the next.
+    host.kill();
+    assert_eq!(hears(&host), [closed, open, closed]);
+    host.start();
+    assert_eq!(hears(&host), [closed, open, closed]);
+    assert_eq!(count(&host), [6, 4, 14]);
+    for _ in 0..2 {
+        reload(&host, UPLINK);
+        assert_eq!(hears(&host), [open; 3]);
+        assert!(!host.operator(&["status", "veth0"]).1.contains("closed"));
+        reload(&host, &[UPLINK, CLAIMED].concat());
+        assert_eq!(hears(&host), [closed, open, closed]);
+    }
+    assert_eq!(asked(&host, json!({"command": "unclaim", "name": "c"})), done());
+    assert_eq!(hears(&host), [closed; 3]);
+}
+
+/// The engine introduces one interface of a pod; the other came before or comes later.
+#[test]
+fn a_claim_opens_each_interface_of_a_pod() {
+    let mut host = host_or_skip!("claims::a_claim_opens_each", 1);
+    let (_far, _) = far(&host);
+    host.configure(&[UPLINK, "default_policy = \"claimed\""].concat());
+    host.start();
+    let path = host.container(0).netns().path();
+    let add = |end: &str, name: &str| {
+        let veth = ["link", "add", end, "type", "veth", "peer", "name", name, "netns", &path];
+        host.lab.host().ip(&veth).expect("a veth");
+    };
+    add("more1", "eth1");
+    let is_closed = |host: &Host, end: &str| {
+        let filter = || rocinante_agent::host::SourceFilter::find(host.index(end));
+        let filter = host.lab.host().run(filter).expect("entered").expect("a query");
+        filter.map(|it| it.sources().expect("read").expect("sound").is_closed)
+    };
+    introduce(&host, 0, "p");
+    add("more2", "eth2");
+    let each = |host: &Host| ["veth0", "more1", "more2"].map(|end| is_closed(host, end));
+    eventually("all are known, and closed", || each(&host) == [Some(true); 3]);
+    assert_eq!(claim(&host, "c", &["p"], [100, 0]), done());
+    assert_eq!(each(&host), [Some(false); 3]);
+    host.kill();
+    host.start();
+    assert_eq!(each(&host), [Some(false); 3]);
+    // One that is introduced into a claim that is there already.
+    assert!(host.operator(&["release", "--all", "--force"]).0);
+    introduce(&host, 0, "p");
+    assert_eq!(each(&host), [Some(false); 3]);
+    assert_eq!(asked(&host, json!({"command": "unclaim", "name": "c"})), done());
+    assert_eq!(each(&host), [Some(true); 3]);
 }

@@ -242,7 +242,7 @@ impl Host {
     }
 
     /// Packets dropped at the host's end of a container, by reason.
-    pub(crate) fn dropped(&self, container: usize) -> [u64; 7] {
+    pub(crate) fn dropped(&self, container: usize) -> [u64; Reason::ALL.len()] {
         let filter = self.filter(container).expect("a program");
         Reason::ALL.map(|reason| filter.dropped(reason).expect("a counter"))
     }

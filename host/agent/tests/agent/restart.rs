@@ -252,7 +252,7 @@ fn traffic_does_not_notice_that_the_agent_is_killed() {
             }
         }
     }
-    assert_eq!(host.dropped(0), [0; 7]);
+    assert!(host.dropped(0).iter().all(|count| *count == 0));
 }
 
 /// Says that it is over, also if the test fails.

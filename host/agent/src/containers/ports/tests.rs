@@ -35,7 +35,7 @@ fn addresses() -> [IpAddr; 2] {
 }
 
 fn end(index: u32, config: &Config) -> HostEnd {
-    let sources = Sources { mac: [2; 6], addresses: addresses().into() };
+    let sources = Sources { mac: [2; 6], addresses: addresses().into(), is_closed: false };
     let name = format!("end{index}");
     let bounds = config.bounds(&subject(&name, None, &sources)).expect("a class");
     HostEnd { index, name, sources, bounds }
