@@ -18,10 +18,11 @@ pub(crate) const TARGETS: [(&str, &str); 2] =
     [("x86_64-unknown-linux-musl", "x86_64"), ("aarch64-unknown-linux-musl", "aarch64")];
 const OUT: &str = "cli/dist/out";
 /// The packages of the programs, which are called so.
-const PROGRAMS: [(&str, &str); 3] = [
+const PROGRAMS: [(&str, &str); 4] = [
     ("rocinante-cli", "rocinante"),
     ("rocinante-agent", "rocinante-agent"),
     ("rocinante-cni", "rocinante-cni"),
+    ("rocinante-kube", "rocinante-kube"),
 ];
 /// The directory of the files that start the agent.
 const AGENT: &str = "host/agent/dist";

@@ -35,8 +35,9 @@ struct Image {
     config: fn() -> Value,
 }
 
-/// As the recipes `cli/dist/Containerfile` and `host/agent/dist/Containerfile` have them.
-const IMAGES: [Image; 2] = [
+/// As the recipes `cli/dist/Containerfile` and `host/agent/dist/Containerfile` have the first two;
+/// `deploy/kubernetes` names the others.
+const IMAGES: [Image; 3] = [
     Image {
         name: "rocinante",
         files: &[("rocinante", "rocinante")],
@@ -60,6 +61,11 @@ const IMAGES: [Image; 2] = [
                 "Cmd": ["run", "--config", "/etc/rocinante/agent.toml"],
             })
         },
+    },
+    Image {
+        name: "rocinante-kube",
+        files: &[("rocinante-kube", "rocinante-kube")],
+        config: || json!({ "User": "65534:65534", "Entrypoint": ["/rocinante-kube"] }),
     },
 ];
 
@@ -255,7 +261,9 @@ mod tests {
         let mut rustc = words("rustc -C target-feature=+crt-static --target");
         rustc.arg("x86_64-unknown-linux-gnu");
         command::run(rustc.arg(&source).arg("-o").arg(&program)).unwrap();
-        files::copy(&program, out.join(processor).join("rocinante-agent")).unwrap();
+        for name in ["rocinante-agent", "rocinante-kube"] {
+            files::copy(&program, out.join(processor).join(name)).unwrap();
+        }
         files::write(out.join(processor).join("agent/agent.toml"), "").unwrap();
         make(&out, processor).unwrap();
         fs::remove_dir_all(&out).unwrap();

@@ -281,6 +281,13 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_manifests_file_is_one() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kubernetes/agent.toml");
+        let uplinks = Config::read(&path).expect("it is read").uplinks;
+        assert_eq!((uplinks.len(), &*uplinks[0].interface), (1, "ens1"));
+    }
+
     fn class_has_each_option(class: &Class) {
         let Class { name, containers, engines, networks, .. } = class;
         assert_eq!(

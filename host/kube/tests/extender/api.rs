@@ -26,6 +26,8 @@ use tokio::sync::watch;
 #[path = "resource.rs"]
 #[allow(dead_code)]
 mod resource;
+#[path = "rights.rs"]
+mod rights;
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 type Answer = Response<Body>;
@@ -296,6 +298,9 @@ impl Api {
             }
         }
         let query = query(head.uri.query().unwrap_or_default());
+        if let Err(why) = rights::check(&head.method, &path, &query) {
+            return Ok(status(StatusCode::FORBIDDEN, &why));
+        }
         let depth = if path.starts_with("/api/") { 3 } else { 4 };
         let parts: Vec<String> = path.split('/').skip(depth).map(str::to_owned).collect();
         let work = tokio::spawn(async move {
