@@ -11,6 +11,7 @@
 #[path = "../extender/audit.rs"]
 mod audit;
 mod control;
+mod manifests;
 mod node;
 mod parts;
 mod storm;
@@ -93,7 +94,7 @@ fn main() -> ExitCode {
 
 async fn run(arguments: &Arguments, binaries: Binaries) -> ExitCode {
     println!("{}", binaries.versions());
-    let all: Vec<&Scenario> = control::ALL.iter().chain(node::ALL).collect();
+    let all: Vec<&Scenario> = control::ALL.iter().chain(manifests::ALL).chain(node::ALL).collect();
     let is_chosen = |name: &str| {
         arguments.names.is_empty() || arguments.names.iter().any(|word| name.contains(word))
     };
