@@ -3,6 +3,7 @@
 //! network ([`Dra::prepare`]), and the agent reserves what was allocated.
 
 pub(crate) mod claim;
+pub(crate) mod health;
 mod objects;
 pub(crate) mod quantity;
 pub(crate) mod slices;
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use serde_json::json;
 use tokio::sync::Notify;
+use tokio::sync::watch::Receiver;
 use tonic::{Request, Response, Status};
 
 use self::api::dra_plugin_server::DraPlugin;
@@ -24,9 +26,10 @@ use self::api::{
     Unprepared,
 };
 use self::claim::{Record, is_id};
+use self::health::Devices;
 use self::quantity::short;
 use self::state::{Locked, Store};
-use crate::agent::commanded;
+use crate::agent::{self, commanded};
 use crate::objects::Cluster;
 
 /// The kubelet's API. Tests have the other halves of it.
@@ -53,6 +56,16 @@ impl Dra {
     pub(crate) fn new(cluster: Cluster, node: &str, agent: PathBuf, store: Store) -> Self {
         let (agent, store) = (Arc::new(agent), Arc::new(store));
         Self { cluster, node: node.into(), agent, store, unsettled: Arc::default() }
+    }
+
+    /// Its devices, by the agent's last word and by whether it answers.
+    pub(crate) fn devices(
+        &self,
+        uplinks: Receiver<Option<agent::Status>>,
+        is_there: Receiver<bool>,
+    ) -> Devices {
+        let (node, store) = (Arc::clone(&self.node), Arc::clone(&self.store));
+        Devices { node, store, uplinks, is_there }
     }
 
     /// Prepares a claim, also one that is prepared: it is as the API server has it now, or stays as

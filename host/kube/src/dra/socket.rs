@@ -19,6 +19,8 @@ use tonic::{Response, Status};
 use self::api::registration_server::{Registration, RegistrationServer};
 use self::api::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
 use super::api::dra_plugin_server::DraPluginServer;
+use super::health::Devices;
+use super::health::api::dra_resource_health_server::DraResourceHealthServer;
 use super::state::make_folder;
 use super::{DRIVER, Dra};
 use crate::kubelet::{IDLE_MAX, Identity, is_taken, served, turn};
@@ -35,11 +37,13 @@ const REGISTRY: &str = "plugins_registry";
 pub(crate) const PLUGINS: &str = "plugins/rocinante.dev";
 
 /// The services, as the kubelet names them, and their paths.
-const VERSIONS: [&str; 2] = ["v1.DRAPlugin", "v1beta1.DRAPlugin"];
-const PATHS: [&str; 2] = [
+const VERSIONS: [&str; 4] =
+    ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"];
+const PREPARE: [&str; 2] = [
     "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/",
     "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/",
 ];
+const HEALTH: [&str; 2] = ["/v1.DRAResourceHealth/", "/v1alpha1.DRAResourceHealth/"];
 
 /// Names of the sockets begin and end so, with the pod's UID between.
 const CALLS: (&str, &str) = ("dra-", ".sock");
@@ -133,7 +137,7 @@ async fn bound(
 
 /// Has the kubelet below `root` know the driver, for ever. It looks every `period` whether both
 /// sockets are there.
-pub(crate) async fn follow(root: &Path, uid: &str, dra: &Dra, period: Duration) {
+pub(crate) async fn follow(root: &Path, uid: &str, dra: &Dra, devices: &Devices, period: Duration) {
     let (registry, folder) = (root.join(REGISTRY), root.join(PLUGINS));
     let mut said = Said::default();
     let (mut calls, mut asked) = (None::<Socket>, None::<Socket>);
@@ -145,7 +149,7 @@ pub(crate) async fn follow(root: &Path, uid: &str, dra: &Dra, period: Duration) 
                 make_folder(&folder)?;
                 let (path, listener) = bound(&folder, CALLS, uid).await?;
                 // A kubelet from 1.34 on connects when it knows the driver, and calls with pods.
-                calls = Some(Socket::new(path, listener, service(dra), None));
+                calls = Some(Socket::new(path, listener, service(dra, devices), None));
             }
             if let (None, Some(calls)) = (&asked, &calls) {
                 let (path, listener) = bound(&registry, ASKED, uid).await?;
@@ -166,6 +170,7 @@ pub(crate) async fn follow(root: &Path, uid: &str, dra: &Dra, period: Duration) 
 /// Both versions have the same messages.
 fn service(
     dra: &Dra,
+    devices: &Devices,
 ) -> impl Service<
     Request<Incoming>,
     Response = hyper::Response<tonic::body::Body>,
@@ -174,14 +179,22 @@ fn service(
 > + Clone
 + Send
 + 'static {
-    let server = TowerToHyperService::new(DraPluginServer::new(dra.clone()));
+    let calls = TowerToHyperService::new(DraPluginServer::new(dra.clone()));
+    let health = TowerToHyperService::new(DraResourceHealthServer::new(devices.clone()));
     service_fn(move |mut request: Request<Incoming>| {
-        let [newest, beta] = PATHS;
-        if let Some(method) = request.uri().path().strip_prefix(beta)
-            && let Ok(uri) = format!("{newest}{method}").parse::<Uri>()
-        {
-            *request.uri_mut() = uri;
+        for [newest, older] in [PREPARE, HEALTH] {
+            if let Some(method) = request.uri().path().strip_prefix(older)
+                && let Ok(uri) = format!("{newest}{method}").parse::<Uri>()
+            {
+                *request.uri_mut() = uri;
+            }
         }
-        server.call(request)
+        let (calls, health) = (calls.clone(), health.clone());
+        async move {
+            match request.uri().path().starts_with(HEALTH[0]) {
+                true => health.call(request).await,
+                false => calls.call(request).await,
+            }
+        }
     })
 }

@@ -7,6 +7,7 @@ mod api;
 mod dra;
 mod faults;
 mod folder;
+mod health;
 mod kubelet;
 mod mbps;
 mod plugin;

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
-use tonic::Request;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Streaming};
 use tonic_prost::ProstCodec;
 
 use self::api::registration_client::RegistrationClient;
@@ -20,6 +20,7 @@ use self::api::{InfoRequest, RegistrationStatus};
 use self::dra::{
     Claim, Device, PrepareRequest, PrepareResponse, UnprepareRequest, UnprepareResponse,
 };
+use self::health::{WatchRequest, WatchResponse};
 use crate::folder::names;
 
 #[allow(dead_code, missing_docs, unreachable_pub, clippy::all)]
@@ -29,6 +30,11 @@ pub(crate) mod api {
 #[allow(dead_code, missing_docs, unreachable_pub, clippy::all)]
 pub(crate) mod dra {
     include!(concat!(env!("OUT_DIR"), "/k8s.io.kubelet.pkg.apis.dra.v1.rs"));
+}
+
+#[allow(dead_code, missing_docs, unreachable_pub, clippy::all)]
+pub(crate) mod health {
+    include!(concat!(env!("OUT_DIR"), "/v1.rs"));
 }
 
 /// A registered driver.
@@ -121,6 +127,10 @@ impl Manager {
         let mut client = RegistrationClient::new(channel);
         let info = client.get_info(InfoRequest {}).await?.into_inner();
         assert_eq!((&*info.r#type, &*info.name), ("DRAPlugin", rocinante_kube::DRIVER));
+        // `pickHealthService`.
+        for version in ["v1", "v1alpha1"] {
+            assert!(info.versions.contains(&format!("{version}.DRAResourceHealth")));
+        }
         // `validateSupportedServices`.
         let speaks = info.versions.contains(&format!("{}.DRAPlugin", self.version));
         let is_taken = self.state.lock().plugins.iter().any(|it| it.endpoint == info.endpoint);
@@ -173,6 +183,17 @@ impl Manager {
         let answer =
             answer.map_err(|_| "deadline exceeded")?.map_err(|status| status.to_string())?;
         Ok(answer.into_inner())
+    }
+
+    /// `startHealthStream`, of this version of the service.
+    pub(crate) async fn watch(&self, version: &str) -> Result<Streaming<WatchResponse>, String> {
+        let plugin = self.state.lock().plugins.last().cloned();
+        let mut grpc = Grpc::new(plugin.ok_or("no driver")?.channel);
+        grpc.ready().await.map_err(|error| error.to_string())?;
+        let path = format!("/{version}.DRAResourceHealth/NodeWatchResources").parse().unwrap();
+        let codec = ProstCodec::<WatchRequest, WatchResponse>::default();
+        let answer = grpc.server_streaming(Request::new(WatchRequest {}), path, codec).await;
+        answer.map(tonic::Response::into_inner).map_err(|status| status.to_string())
     }
 
     /// One call for claims, by UID and name: devices or the error of each.
