@@ -1,13 +1,16 @@
 //! A claim as the scheduler allocated it, and the record of it.
 
+mod status;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::core::Object;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
+pub(crate) use self::status::{Network, Word};
 use super::DRIVER;
 use super::quantity::{share, short};
 use crate::objects::Unused;
@@ -347,53 +350,11 @@ impl Record {
         }
         json!({"version": 1, "command": "claim", "claim": claim})
     }
-
-    /// The entries of `status.devices`, with the network of a pod if it is known.
-    pub(crate) fn status(&self, network: Option<&Network>) -> Value {
-        let message = match self.parameters.backend {
-            Some(Backend::Packet | Backend::Afxdp) => "the rate is reserved on the uplink",
-            _ => "the rate is reserved on the uplink; the backend may be udp",
-        };
-        let entry = |it: &Share| {
-            let mut entry = Map::new();
-            for (key, value) in [("driver", DRIVER), ("pool", &it.pool), ("device", &it.device)] {
-                entry.insert(key.into(), value.into());
-            }
-            entry.extend(it.share_id.iter().map(|id| ("shareID".into(), json!(id))));
-            entry.extend(network.map(|it| ("networkData".into(), it.data())));
-            let ready = json!({
-                "type": "Ready",
-                "status": "True",
-                "reason": "Reserved",
-                "message": message,
-                "lastTransitionTime": format!("{:.0}", self.since),
-            });
-            entry.insert("conditions".into(), json!([ready]));
-            Value::Object(entry)
-        };
-        self.shares.iter().map(entry).collect()
-    }
 }
 
 /// The claim of a file of CDI: its namespace and its name.
 pub(crate) fn claim_of(cdi: &Value) -> Option<(&str, &str)> {
     cdi["annotations"][CLAIM].as_str()?.split_once('/')
-}
-
-/// The interface of a pod, as the agent knows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Network {
-    pub(crate) mac: String,
-    pub(crate) addresses: Vec<std::net::IpAddr>,
-}
-
-impl Network {
-    fn data(&self) -> Value {
-        let address =
-            |it: &std::net::IpAddr| format!("{it}/{}", if it.is_ipv4() { 32 } else { 128 });
-        let addresses = self.addresses.iter().take(ADDRESSES_MAX).map(address);
-        json!({"hardwareAddress": self.mac, "ips": addresses.collect::<Vec<_>>()})
-    }
 }
 
 #[cfg(test)]

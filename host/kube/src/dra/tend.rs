@@ -15,7 +15,8 @@ use tokio::sync::watch::Receiver;
 use tokio::time::Instant;
 
 use super::Dra;
-use super::claim::{Network, Record, claim_of, is_id};
+use super::claim::{self, Network, Record, claim_of, is_id};
+use super::health::Devices;
 use crate::agent::commanded;
 use crate::objects::{AGAIN, Failed};
 use crate::said::Said;
@@ -178,7 +179,7 @@ impl Attempts {
 #[derive(Default)]
 struct Followed {
     /// A claim's status.
-    reported: BTreeMap<String, Option<Network>>,
+    reported: BTreeMap<String, claim::Word>,
     reports: BTreeMap<String, Attempts>,
     joins: BTreeMap<String, Attempts>,
 }
@@ -187,7 +188,7 @@ struct Followed {
 /// that keeps the slice follows pods and writes claims' status.
 pub(crate) async fn tend(
     dra: &Dra,
-    mut health: Receiver<bool>,
+    mut devices: Devices,
     mut keeps: Receiver<bool>,
     period: Duration,
 ) {
@@ -218,32 +219,36 @@ pub(crate) async fn tend(
                     watch_said.warn(format!("the watch of pods was interrupted: {error}"));
                 }
             },
-            Ok(()) = health.changed() => {}
+            Ok(()) = devices.is_there.changed() => {}
+            Ok(()) = devices.uplinks.changed() => {}
             Ok(()) = keeps.changed() => {}
             () = dra.unsettled.notified() => is_due = true,
             () = tokio::time::sleep(period) => {}
         }
         // An agent that was away may have forgotten all.
-        let is_healthy = *health.borrow_and_update();
+        let is_healthy = *devices.is_there.borrow_and_update();
+        devices.uplinks.mark_unchanged();
         is_due |= is_healthy && !was_healthy;
         was_healthy = is_healthy;
-        if !is_healthy {
-            continue;
-        }
-        if is_due && mends.is_due() {
+        if is_healthy && is_due && mends.is_due() {
             let done = dra.mend().await;
             is_due = done.is_err();
             mends.done(done);
         }
         if is_keeper && follows.is_due() {
-            follows.done(follow(dra, &pods, &mut followed).await);
+            follows.done(follow(dra, &devices, is_healthy.then_some(&pods), &mut followed).await);
         }
     }
 }
 
-/// Follows the pods of claims, and writes their status. Error: that of all claims; one of which
-/// something failed waits alone.
-async fn follow(dra: &Dra, pods: &Pods, followed: &mut Followed) -> Result<(), String> {
+/// Follows the pods of claims while there is an agent, and writes the claims' status. Error: that
+/// of all claims; one of which something failed waits alone.
+async fn follow(
+    dra: &Dra,
+    devices: &Devices,
+    pods: Option<&Pods>,
+    followed: &mut Followed,
+) -> Result<(), String> {
     let records = dra.store.read().map_err(|error| error.to_string())?;
     let Followed { reported, reports, joins } = followed;
     reported.retain(|uid, _| records.contains_key(uid));
@@ -253,7 +258,7 @@ async fn follow(dra: &Dra, pods: &Pods, followed: &mut Followed) -> Result<(), S
         let is_its = |(namespace, claims): &(String, BTreeSet<String>)| {
             *namespace == record.namespace && claims.contains(&record.name)
         };
-        let mut of_it = pods.iter().filter(|(_, it)| is_its(it)).map(|(uid, _)| uid);
+        let mut of_it = pods.into_iter().flatten().filter(|(_, it)| is_its(it)).map(|(uid, _)| uid);
         if !of_it.any(|uid| is_id(uid) && !record.pods.contains(uid)) {
             joins.remove(&record.uid);
             continue;
@@ -265,25 +270,33 @@ async fn follow(dra: &Dra, pods: &Pods, followed: &mut Followed) -> Result<(), S
         }
     }
     // The agent is asked as long as a pod has no network.
-    let is_open = |uid: &String| reported.get(uid).is_none_or(Option::is_none);
-    if !records.keys().any(is_open) {
-        return Ok(());
+    let is_open = |uid: &String| reported.get(uid).is_none_or(|it| it.network.is_none());
+    let mut networks = BTreeMap::new();
+    if pods.is_some() && records.keys().any(is_open) {
+        let list = json!({"version": 1, "command": "claims"});
+        for claimed in commanded(&dra.agent, &list).await? {
+            let network = claimed.mac.map(|mac| Network { mac, addresses: claimed.addresses });
+            networks.insert(claimed.uid, network);
+        }
     }
-    let list = json!({"version": 1, "command": "claims"});
-    for claimed in commanded(&dra.agent, &list).await? {
-        let Some(record) = records.get(&claimed.uid) else { continue };
-        let network = claimed.mac.map(|mac| Network { mac, addresses: claimed.addresses });
-        let attempts = reports.entry(record.uid.clone()).or_default();
-        if reported.get(&record.uid) == Some(&network) || !attempts.is_due() {
+    for (uid, record) in &records {
+        let before = reported.get(uid);
+        let known = before.map(|it| it.network.clone());
+        // Without an agent nothing is known of a claim of an earlier driver.
+        let Some(network) = networks.remove(uid).or(known) else { continue };
+        let states = record.states(|it| devices.fault(it), before.map(|it| &*it.states));
+        let word = claim::Word { network, states };
+        let attempts = reports.entry(uid.clone()).or_default();
+        if before == Some(&word) || !attempts.is_due() {
             continue;
         }
         let mut done = Ok(());
-        match dra.cluster.report(record, &record.status(network.as_ref())).await {
-            Ok(()) | Err(Failed::Gone) => _ = reported.insert(record.uid.clone(), network),
+        match dra.cluster.report(record, &record.status(&word)).await {
+            Ok(()) | Err(Failed::Gone) => _ = reported.insert(uid.clone(), word),
             // A right or a feature is missing: pods run without it.
             Err(Failed::Refused(why)) => {
                 tracing::warn!(claim = record.name, "its status is not written: {why}");
-                reported.insert(record.uid.clone(), network);
+                reported.insert(uid.clone(), word);
             }
             Err(failed) => done = Err(format!("the status of {}: {failed}", record.name)),
         }

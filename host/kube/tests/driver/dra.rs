@@ -106,7 +106,7 @@ impl Shared {
 }
 
 /// A share of the uplink, as the scheduler allocates it.
-fn share(id: &str, egress: &str) -> Value {
+pub(crate) fn share(id: &str, egress: &str) -> Value {
     json!({
         "request": "rdma", "driver": DRIVER, "pool": "n1", "device": "ens1", "shareID": id,
         "consumedCapacity": {"egress": egress, "ingress": "1M"},
@@ -117,7 +117,7 @@ fn devices(results: &[Value]) -> Value {
     json!({"results": results})
 }
 
-fn with(results: &[Value], parameters: &Value) -> Value {
+pub(crate) fn with(results: &[Value], parameters: &Value) -> Value {
     let opaque = json!({"driver": DRIVER, "parameters": parameters});
     json!({"results": results, "config": [{"source": "FromClaim", "opaque": opaque}]})
 }

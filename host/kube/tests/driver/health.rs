@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::dra::Shared;
+use serde_json::{Value, json};
+
+use crate::dra::{Shared, UID, share, with};
 use crate::plugins::health::{Health, WatchResponse};
 use crate::until;
 
@@ -56,4 +58,49 @@ async fn a_kubelet_hears_of_uplinks_and_of_the_agent() {
         heard[0].len() == 1
     })
     .await;
+}
+
+/// Two claims on two uplinks, of which one goes down while their pods run, and the agent ends and
+/// is back. Each condition has the time of its own change.
+#[tokio::test]
+async fn the_status_of_a_claim_follows_its_uplink() {
+    let (it, agent, _driver) = Shared::running().await;
+    agent.has(&[("ens1", 10, None), ("ens2", 10, None)]);
+    let mut second = share("s-2", "1G");
+    second["device"] = "ens2".into();
+    const OTHER: &str = "0f1e2d3c-4b5b";
+    for (name, uid, pod, share) in [("c", UID, "p", share("s-1", "3G")), ("d", OTHER, "q", second)]
+    {
+        it.api().put_claim(name, uid, &[pod], &with(&[share], &json!({})));
+        it.manager.prepare(pod, (uid, name)).await.unwrap();
+        agent.has_pod(pod, "02:00:00:00:00:01", "fd00::7");
+    }
+    let status = |name: &str| it.api().claim(name).unwrap()["status"]["devices"][0].clone();
+    let ready = |name: &str| status(name)["conditions"][0].clone();
+    let is = |it: &Value, status: &str, says: &str| {
+        it["status"] == status && it["message"].as_str().is_some_and(|it| it.contains(says))
+    };
+    for name in ["c", "d"] {
+        until("it is ready", async || is(&ready(name), "True", "reserved")).await;
+        until("its network", async || status(name)["networkData"].is_object()).await;
+    }
+    let before = [ready("c"), status("d")["networkData"].clone()];
+    tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
+    agent.has(&[("ens1", 10, None), ("ens2", 10, Some("its link is down"))]);
+    until("ens2 is down", async || is(&ready("d"), "False", "its link is down")).await;
+    assert_eq!(ready("d")["reason"], "Faulty");
+    assert_ne!(ready("d")["lastTransitionTime"], before[0]["lastTransitionTime"]);
+    assert_eq!([ready("c"), status("d")["networkData"].clone()], before, "the other, and the rest");
+    agent.has(&[("ens1", 10, None), ("ens2", 10, None)]);
+    until("ens2 is up", async || is(&ready("d"), "True", "reserved")).await;
+    drop(agent);
+    for name in ["c", "d"] {
+        until("the agent ends", async || is(&ready(name), "False", "does not answer")).await;
+    }
+    let agent = it.node.agent(&[10]);
+    agent.has(&[("ens1", 10, None), ("ens2", 10, None)]);
+    for name in ["c", "d"] {
+        until("it is back", async || is(&ready(name), "True", "reserved")).await;
+    }
+    assert_eq!(status("d")["networkData"], before[1]);
 }
