@@ -6,7 +6,7 @@ mod schedule;
 mod srqs;
 mod status;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 pub use self::schedule::{Transmitted, TxStop};
 use crate::ah::{Handle, Handles};
@@ -16,7 +16,7 @@ use crate::contacts::Contacts;
 use crate::events::Events;
 use crate::groups::Groups;
 use crate::gsi::Gsi;
-use crate::ingress::{Datagram, Integrity, UnconnectedSources};
+use crate::ingress::{Datagram, Integrity, Sources};
 use crate::mem::{Memory, PdId};
 use crate::peer::Peers;
 use crate::qp::Core;
@@ -24,6 +24,7 @@ use crate::qp::attr::{ModifyError, PeerAddress, QpAttr, QpInit};
 use crate::qp::post::PostError;
 use crate::rc::reorder::ReorderSlab;
 use crate::rc::requester::lists::SpareLists;
+use crate::ring::Ring;
 use crate::shared::{EngineConfig, Shared};
 use crate::srq::Srqs;
 use crate::stats::LimitsHit;
@@ -32,7 +33,7 @@ use crate::timer::Timers;
 use crate::tuning::engine::QPNS;
 use crate::types::{Pkey, Qpn, Time};
 use crate::verbs::{AhId, Completions, CqId, QpEvent, QpState, RecvWr, SendWr};
-use crate::wire::{Operation, Packet, Solver, WireError};
+use crate::wire::{Operation, Packet, WireError};
 
 /// Queue pairs and the state that they share. It never blocks, and has neither clock nor network.
 ///
@@ -45,13 +46,12 @@ pub struct Engine {
     free: Vec<u32>,
     /// Slot of each QPN's lower 16 bits, plus one.
     index: Box<[u16; 1 << 16]>,
-    pub(crate) solver: Solver,
+    pub(crate) sources: Sources,
     pub(crate) gsi: Gsi,
     pub(crate) groups: Groups,
     /// Lower halves of the numbers that must not be used again yet, with the number of keepers of
     /// each.
     reserved: BTreeMap<u16, u32>,
-    pub(crate) unconnected: UnconnectedSources,
     is_overloaded: bool,
     pub(crate) shared: Shared,
 }
@@ -64,11 +64,10 @@ impl Engine {
             qps: Vec::new(),
             free: Vec::new(),
             index: vec![0; 1 << 16].into_boxed_slice().try_into().expect("of that length"),
-            solver: Solver::default(),
+            sources: Sources::default(),
             gsi: Gsi::default(),
             groups: Groups::default(),
             reserved: BTreeMap::new(),
-            unconnected: UnconnectedSources::default(),
             is_overloaded: false,
             shared: Shared {
                 peers: Peers::new(config.own_budget, config.stable_packets)
@@ -89,7 +88,7 @@ impl Engine {
                 counters: Counters::default(),
                 drops: Drops::default(),
                 limits_hit: LimitsHit::default(),
-                dirty: VecDeque::new(),
+                dirty: Ring::default(),
                 more_than_acks: false,
                 arrived_at: Time(0),
                 undriven_us_before: 0,
@@ -275,15 +274,7 @@ impl Engine {
             0 if qpn == Qpn::MULTICAST => {
                 return self.handle_multicast(now, &packet, datagram, host);
             }
-            0 => {
-                let checks = (&mut self.unconnected, &mut self.solver);
-                let shared = &mut self.shared;
-                let peer = self.gsi.handle(now, &packet, datagram, checks, shared);
-                if let Some((remote, info)) = peer {
-                    self.replied(remote, &info);
-                }
-                return;
-            }
+            0 => return self.handle_management(now, &packet, datagram),
             slot => usize::from(slot) - 1,
         };
         let Some(qp) = self.qps[slot].as_mut().filter(|qp| qp.core().qpn == qpn) else {
@@ -298,9 +289,9 @@ impl Engine {
         let is_peers = qp.core().is_from_peer(datagram);
         let integrity = match qp.source() {
             Some(_) if !is_peers => return drops.wrong_source += 1,
-            Some(source) => source.integrity(now, datagram, &mut self.solver),
+            Some(source) => source.integrity(now, datagram, &mut self.sources.solver),
             None if datagram.dst.is_multicast() => return drops.wrong_source += 1,
-            None => self.unconnected.integrity(now, datagram, &mut self.solver),
+            None => self.sources.integrity(now, datagram),
         };
         match integrity {
             Integrity::Right => {}
@@ -324,6 +315,16 @@ impl Engine {
             return self.handle_first(now, slot, &packet, datagram, host);
         }
         qp.handle(now, &packet, datagram, &mut self.shared, host);
+    }
+
+    /// Takes a packet for QP1, or for no queue pair.
+    #[cold]
+    fn handle_management(&mut self, now: Time, packet: &Packet<'_>, datagram: &Datagram<'_>) {
+        let (sources, shared) = (&mut self.sources, &mut self.shared);
+        let peer = self.gsi.handle(now, packet, datagram, sources, shared);
+        if let Some((remote, info)) = peer {
+            self.replied(remote, &info);
+        }
     }
 
     /// Takes a packet for a queue pair with a connection that is not established yet. If the packet

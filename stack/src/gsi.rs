@@ -5,13 +5,13 @@ use core::net::IpAddr;
 
 use crate::cm::{ConnId, ConnectionManager, Requested};
 use crate::ids::slot_of;
-use crate::ingress::{Datagram, Integrity, UnconnectedSources};
+use crate::ingress::{Datagram, Integrity, Sources};
 use crate::recognition::Recognition;
 use crate::shared::Shared;
 use crate::types::{Pkey, Psn, Qpn, Time};
 use crate::wire::cm::{CmMessage, CommId, ServiceId};
 use crate::wire::mad::{self, GSI_QKEY, MadBytes};
-use crate::wire::{AliveMad, Opcode, Packet, PeerInfo, RecognitionMad, Service, Solver};
+use crate::wire::{AliveMad, Opcode, Packet, PeerInfo, RecognitionMad, Service};
 
 /// The addressee of a datagram to QP1, where several devices share an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,11 +102,11 @@ impl Gsi {
         now: Time,
         packet: &Packet<'_>,
         datagram: &Datagram<'_>,
-        (sources, solver): (&mut UnconnectedSources, &mut Solver),
+        sources: &mut Sources,
         shared: &mut Shared,
     ) -> Option<(IpAddr, PeerInfo)> {
         if packet.bth().dest_qpn != Qpn::GSI {
-            self.notify(now, packet, datagram, (sources, solver), shared);
+            self.notify(now, packet, datagram, sources, shared);
         }
         let Shared { counters, drops, .. } = shared;
         let recognition = &mut self.recognition;
@@ -122,7 +122,7 @@ impl Gsi {
             drops.pkey += 1;
             return None;
         }
-        match sources.integrity(now, datagram, solver) {
+        match sources.integrity(now, datagram) {
             Integrity::Right => {}
             Integrity::Solved => counters.icrc_id_solved += 1,
             Integrity::Wrong => {
@@ -158,7 +158,7 @@ impl Gsi {
         now: Time,
         packet: &Packet<'_>,
         datagram: &Datagram<'_>,
-        (sources, solver): (&mut UnconnectedSources, &mut Solver),
+        sources: &mut Sources,
         shared: &mut Shared,
     ) {
         let is_connected = matches!(packet.info.service, Service::Rc | Service::Uc);
@@ -170,7 +170,7 @@ impl Gsi {
         if !recognition.is_open() || !cm.may_notify(now) {
             return;
         }
-        let is_whole = sources.integrity(now, datagram, solver) != Integrity::Wrong;
+        let is_whole = sources.integrity(now, datagram) != Integrity::Wrong;
         cm.checked(is_whole);
         if !is_whole {
             return;

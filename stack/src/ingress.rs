@@ -95,7 +95,8 @@ impl SourceCheck {
         if self.template.is_none_or(|(port, _)| port != datagram.src_port) {
             self.learn(datagram);
         }
-        let Some((_, template)) = &mut self.template else { return Integrity::Wrong };
+        // A copy: what changes with each packet need not be stored.
+        let Some((_, mut template)) = self.template else { return Integrity::Wrong };
         match datagram.ip_id {
             IpId::Exact { id, flags } => template.set_id(id, flags),
             IpId::Hint(id) => template.set_id(id, DF),
@@ -106,8 +107,8 @@ impl SourceCheck {
         let Some(tail) = bytes.last_chunk::<4>() else { return Integrity::Wrong };
         let found = u32::from_le_bytes(*tail);
         match datagram.ip_id {
-            IpId::Hint(_) if computed != found => {
-                self.solve(now, bytes.len(), computed, found, solver)
+            IpId::Hint(hint) if computed != found => {
+                self.solve(now, (hint, computed), (bytes.len(), found), solver)
             }
             IpId::Hint(hint) if self.accepted_id.is_none() => {
                 self.accept(now, hint);
@@ -125,18 +126,19 @@ impl SourceCheck {
         self.template = template_of(datagram).map(|template| (datagram.src_port, template));
     }
 
-    /// The hint was wrong: looks for the identification that makes the ICRC right.
+    /// The hint was wrong, and gave another ICRC than the one found in a packet of `len` bytes:
+    /// looks for the identification that makes it right.
     #[inline(never)]
     fn solve(
         &mut self,
         now: Time,
-        len: usize,
-        computed: u32,
-        found: u32,
+        (hint, computed): (u16, u32),
+        (len, found): (usize, u32),
         solver: &mut Solver,
     ) -> Integrity {
-        let Some((_, template)) = &self.template else { return Integrity::Wrong };
-        match solver.solve(template, len, computed, found) {
+        let Some((_, mut template)) = self.template else { return Integrity::Wrong };
+        template.set_id(hint, DF);
+        match solver.solve(&template, len, computed, found) {
             Some((id, flags)) if flags == DF || flags == 0 => self.judge(now, id),
             _ => Integrity::Wrong,
         }
@@ -172,7 +174,9 @@ impl SourceCheck {
 /// Senders of datagrams without a connection. Any host may send; the state of one is kept until
 /// another takes its slot.
 #[derive(Debug)]
-pub(crate) struct UnconnectedSources {
+pub(crate) struct Sources {
+    /// For those with a connection, too.
+    pub(crate) solver: Solver,
     checks: Box<[UnconnectedSource]>,
 }
 
@@ -183,26 +187,22 @@ struct UnconnectedSource {
     check: SourceCheck,
 }
 
-impl Default for UnconnectedSources {
+impl Default for Sources {
     fn default() -> Self {
-        Self { checks: (0..SOURCES_MAX).map(|_| UnconnectedSource::default()).collect() }
+        let checks = (0..SOURCES_MAX).map(|_| UnconnectedSource::default()).collect();
+        Self { solver: Solver::default(), checks }
     }
 }
 
-impl UnconnectedSources {
+impl Sources {
     /// Checks the ICRC of a datagram.
-    pub(crate) fn integrity(
-        &mut self,
-        now: Time,
-        datagram: &Datagram<'_>,
-        solver: &mut Solver,
-    ) -> Integrity {
+    pub(crate) fn integrity(&mut self, now: Time, datagram: &Datagram<'_>) -> Integrity {
         let source = &mut self.checks[place(datagram)];
         let way = Some((datagram.src, datagram.dst));
         if source.way != way {
             *source = UnconnectedSource { way, check: SourceCheck::default() };
         }
-        source.check.integrity(now, datagram, solver)
+        source.check.integrity(now, datagram, &mut self.solver)
     }
 }
 
@@ -249,14 +249,14 @@ mod tests {
 
     #[test]
     fn who_sends_to_two_of_our_addresses_is_remembered_for_each() {
-        let (mut sources, mut solver) = (UnconnectedSources::default(), Solver::default());
+        let mut sources = Sources::default();
         let mut check = |id, dst| {
             let (bytes, [src, dst]) = sealed(id, dst);
             let ip_id = IpId::Hint(0);
             let (tos, hop_limit) = (0, None);
             let datagram =
                 Datagram { bytes: &bytes, src, dst, src_port: 4000, ip_id, tos, hop_limit };
-            sources.integrity(Time(1), &datagram, &mut solver)
+            sources.integrity(Time(1), &datagram)
         };
         // The first identification of each is accepted as it is; after that, only those that follow
         // it.

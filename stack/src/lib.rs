@@ -33,6 +33,7 @@ mod peer;
 mod qp;
 mod rc;
 mod recognition;
+mod ring;
 mod shared;
 mod sink;
 mod srq;

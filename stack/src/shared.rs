@@ -1,7 +1,5 @@
 //! The state that the queue pairs of an engine share, and the limits of an engine.
 
-use std::collections::VecDeque;
-
 use crate::ah::Handles;
 use crate::budget::Budget;
 use crate::contacts::Contacts;
@@ -10,6 +8,7 @@ use crate::pacing::Pacing;
 use crate::peer::{Peers, RunLimits};
 use crate::rc::reorder::ReorderSlab;
 use crate::rc::requester::lists::SpareLists;
+use crate::ring::Ring;
 use crate::srq::Srqs;
 use crate::stats::LimitsHit;
 use crate::stats::{Counters, Drops};
@@ -104,7 +103,7 @@ pub(crate) struct Shared {
     pub(crate) drops: Drops,
     pub(crate) limits_hit: LimitsHit,
     /// Queue pairs with something to send, oldest first.
-    pub(crate) dirty: VecDeque<u32>,
+    pub(crate) dirty: Ring<u32>,
     /// Whether one of them has more to send than a plain acknowledgement.
     pub(crate) more_than_acks: bool,
     /// When the last packet for a queue pair arrived.

@@ -51,7 +51,7 @@ const QPS: usize = 1000;
 const DEPTH: u32 = 16;
 /// Bytes of a queue pair that was never used. `rocinante-bench --only idle` also measures the
 /// overhead of the system's allocator.
-const IDLE_MAX: i64 = 3904;
+const IDLE_MAX: i64 = 3880;
 /// The most bytes that a queue pair may take in addition once all have been used in turn. A few of
 /// them still hold in-flight lists, which all share (`stack/src/rc/requester/lists.rs`).
 const USED_MORE_MAX: i64 = 256;

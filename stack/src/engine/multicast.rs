@@ -62,7 +62,7 @@ impl Engine {
         if !Pkey::DEFAULT.admits(packet.bth().pkey) {
             return drops.pkey += 1;
         }
-        match self.unconnected.integrity(now, datagram, &mut self.solver) {
+        match self.sources.integrity(now, datagram) {
             Integrity::Right => {}
             Integrity::Solved => self.shared.counters.icrc_id_solved += 1,
             Integrity::Wrong => return drops.icrc += 1,

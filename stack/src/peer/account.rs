@@ -126,7 +126,7 @@ impl CreditAccount {
 
     /// The credit that is left.
     #[inline]
-    pub(super) fn available(&self) -> Cost {
+    pub(crate) fn available(&self) -> Cost {
         Cost {
             bytes: u64::from(self.capacity.bytes).saturating_sub(self.in_flight.bytes),
             datagrams: self.capacity.datagrams.saturating_sub(self.in_flight.datagrams),

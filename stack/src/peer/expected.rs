@@ -5,7 +5,7 @@ use crate::tuning::credit::EXPECTED_NS;
 use crate::types::Time;
 
 /// A charge to our own credit, and its time: to give it back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Expected {
     bytes: u32,
     datagrams: u32,

@@ -100,7 +100,7 @@ impl Core {
     ) -> Sent {
         let carries = piece.opcode.info().is_some_and(OpcodeInfo::has_payload);
         let (wqe, payload) = (self.sq.get(piece.index), if carries { piece.len } else { 0 });
-        let sent = self.send_packet_of(wqe, piece, payload, to, host, sink);
+        let sent = self.send_packet_of::<0, H>(wqe, piece, payload, to, host, sink);
         if sent == Sent::Yes {
             self.tally.sent(counters, 1, payload.into());
         }
@@ -108,9 +108,10 @@ impl Core {
     }
 
     /// Sends a packet of the request `wqe`, which the caller has at hand, with `payload` bytes of
-    /// payload. Inlined into its caller, which is a loop over many packets and counts them.
+    /// payload. Inlined into its caller, which is a loop over many packets and counts them. Callers
+    /// differ in `CALLER`, so that the sink's part is inlined into each.
     #[inline(always)]
-    pub(crate) fn send_packet_of<H: Memory>(
+    pub(crate) fn send_packet_of<const CALLER: u8, H: Memory>(
         &self,
         wqe: &Wqe,
         piece: &RequestPacket,

@@ -61,6 +61,12 @@ impl Wqe {
         self.flags & PLAIN != 0
     }
 
+    /// Whether it has several PSNs.
+    #[inline]
+    pub(crate) fn is_long(&self) -> bool {
+        self.packets > 1
+    }
+
     #[inline]
     fn is_inline(&self) -> bool {
         self.flags & INLINE != 0
@@ -382,7 +388,7 @@ impl SendQueue {
 
     /// Copies `out.len()` bytes of the message of `wqe`, the request `index`, at `offset` into
     /// `out`. Returns their CRC-32 if the copy computed it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn gather(
         &self,
         index: WqeIndex,

@@ -8,7 +8,7 @@ use crate::rc::reorder::Hold;
 use crate::rc::responder::Outcome;
 use crate::shared::Shared;
 use crate::types::Seq;
-use crate::verbs::{Completions, QpEvent, WcStatus};
+use crate::verbs::{Completions, QpEvent, QpState, WcStatus};
 use crate::wire::{NakCode, Packet};
 
 impl Qp {
@@ -20,11 +20,18 @@ impl Qp {
         shared: &mut Shared,
         host: &mut H,
     ) {
-        self.core.on_packet(&mut shared.events);
+        if self.core.state == QpState::Rtr {
+            self.establish(shared);
+        }
         self.take_request(packet, shared, host);
         if !self.held.is_empty() {
             self.take_held(shared, host);
         }
+    }
+
+    #[cold]
+    fn establish(&mut self, shared: &mut Shared) {
+        self.core.on_packet(&mut shared.events);
     }
 
     /// Executes the packets that were held, up to the next that is missing.
@@ -105,9 +112,7 @@ impl Qp {
                 self.hold(packet, psn, (report, went_back), shared)
             }
             Outcome::NotReady => {
-                shared.counters.send_rnr_err += 1;
-                // It is sent again, with all that follows.
-                self.held.clear(&mut shared.reorder_slab);
+                self.not_ready(shared);
                 true
             }
             Outcome::Refused(code) => {
@@ -121,6 +126,13 @@ impl Qp {
         } else if respond && self.responder.has_response() {
             shared.enqueue_lazily(self.core.slot, &mut self.core.queued);
         }
+    }
+
+    /// No receive was posted for the request: it is sent again, with all that follows.
+    #[cold]
+    fn not_ready(&mut self, shared: &mut Shared) {
+        shared.counters.send_rnr_err += 1;
+        self.held.clear(&mut shared.reorder_slab);
     }
 
     /// A message is complete that used up a receive.

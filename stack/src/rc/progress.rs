@@ -171,11 +171,8 @@ impl Qp {
             return;
         }
         self.requester.advance(now, to, &self.core.sq, &self.params, &mut shared.peers);
-        if !self.core.sq.is_empty() {
-            let oldest = self.core.sq.get(self.core.sq.head);
-            if oldest.last() > oldest.first && oldest.last() < to {
-                shared.peers.executed(self.params.peer, &oldest.op, oldest.len);
-            }
+        if !self.core.sq.is_empty() && self.core.sq.get(self.core.sq.head).is_long() {
+            self.executed(to, shared);
         }
         self.retire(to, shared, host);
         (self.retries, self.rnr_retries) = (0, 0);
@@ -195,6 +192,15 @@ impl Qp {
             self.requester.rest(&mut shared.lists);
         }
         self.report_drained(shared);
+    }
+
+    /// Everything before `to` is acknowledged, perhaps all of the oldest request.
+    #[inline(never)]
+    fn executed(&self, to: Seq, shared: &mut Shared) {
+        let oldest = self.core.sq.get(self.core.sq.head);
+        if oldest.last() < to {
+            shared.peers.executed(self.params.peer, &oldest.op, oldest.len);
+        }
     }
 
     /// Completes the oldest requests whose packets are all before `to`.

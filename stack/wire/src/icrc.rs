@@ -242,19 +242,13 @@ impl Template {
     #[inline]
     fn up_to(&self, packet_len: usize, head: &[u8; PACKET_MIN], covered: &[u8]) -> u32 {
         let known = if self.v4 { &IPV4_LENGTHS } else { &IPV6_LENGTHS };
-        match known.get(packet_len) {
-            Some(lengths) => self.summer.packet(self.crc ^ lengths, head, covered),
-            None => self.up_to_of_long(packet_len, head, covered),
-        }
-    }
-
-    #[cold]
-    fn up_to_of_long(&self, packet_len: usize, head: &[u8; PACKET_MIN], covered: &[u8]) -> u32 {
-        self.summer.packet(self.crc ^ long(packet_len, self.v4), head, covered)
+        let lengths = known.get(packet_len).copied().unwrap_or_else(|| long(packet_len, self.v4));
+        self.summer.packet(self.crc ^ lengths, head, covered)
     }
 }
 
 /// The share of the lengths of a longer packet.
+#[cold]
 fn long(packet_len: usize, v4: bool) -> u32 {
     if v4 {
         of_length(packet_len, &IPV4_TOTAL_LENGTH, IPV4_LEN)

@@ -130,8 +130,11 @@ impl<C: Controller> Congestion<C> {
     /// See [`Controller::on_ack`].
     #[inline]
     pub(in crate::rc) fn on_ack(&mut self, packets: u32) {
+        let before = self.controller.cwnd();
         self.controller.on_ack(packets);
-        self.resized();
+        if self.controller.cwnd() != before {
+            self.resized();
+        }
     }
 
     /// See [`Controller::on_loss`].

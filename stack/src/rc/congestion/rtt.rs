@@ -1,15 +1,14 @@
 //! The round trip: the time from when packets left until the peer responds.
 
-use std::collections::VecDeque;
-
+use crate::ring::Ring;
 use crate::tuning::congestion::{MEMORY_NS, TURNS};
 use crate::types::{Seq, Time};
 
 /// The round trip of a path.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub(in crate::rc) struct RoundTrip {
     /// Packets that left together and are not acknowledged, ascending.
-    pub(in crate::rc) turns: VecDeque<Turn>,
+    pub(in crate::rc) turns: Ring<Turn>,
     /// The last measurement, in nanoseconds; 0 before the first.
     latest: u64,
     /// A moving average.
@@ -20,7 +19,7 @@ pub(in crate::rc) struct RoundTrip {
 }
 
 /// Packets that left at one time.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(in crate::rc) struct Turn {
     first: Seq,
     left: Time,
@@ -42,6 +41,21 @@ impl RoundTrip {
     /// Everything before `to` is acknowledged; `measured` if that took as long as the path takes.
     #[inline]
     pub(in crate::rc) fn acknowledged(&mut self, to: Seq, now: Time, measured: bool) {
+        let answered = match self.turns.len() {
+            0 | 1 => self.turns.front().copied().filter(|turn| turn.first < to),
+            _ => self.pass(to),
+        };
+        if let Some(turn) = answered
+            && measured
+            && !turn.again
+        {
+            self.measure(now.since(turn.left).max(1), now);
+        }
+    }
+
+    /// Drops the turns of which everything is before `to`. Returns the last that begins before it.
+    #[inline(never)]
+    fn pass(&mut self, to: Seq) -> Option<Turn> {
         let mut answered = None;
         while let Some(turn) = self.turns.front()
             && turn.first < to
@@ -53,15 +67,14 @@ impl RoundTrip {
             }
             self.turns.pop_front();
         }
-        if let Some(turn) = answered.filter(|turn| measured && !turn.again) {
-            self.measure(now.since(turn.left).max(1), now);
-        }
+        answered
     }
 
     /// The packet of `psn` is reported missing: measures the packets behind it, which caused the
     /// report.
     pub(in crate::rc) fn missing(&mut self, psn: Seq, now: Time) {
-        match self.turns.iter().rev().find(|turn| turn.first <= psn) {
+        let turn = self.turns.iter().rev().find(|turn| turn.first <= psn).copied();
+        match turn {
             Some(turn) if turn.again => self.latest = now.since(turn.left).max(1),
             Some(turn) => self.measure(now.since(turn.left).max(1), now),
             None => {}

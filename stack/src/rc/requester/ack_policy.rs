@@ -26,7 +26,7 @@
 //! ([`Engine::acknowledge_unasked`](crate::Engine::acknowledge_unasked)).
 
 use crate::peer::Peers;
-use crate::qp::sq::{SendQueue, Wqe, WqeIndex};
+use crate::qp::sq::{SendQueue, WqeIndex};
 use crate::rc::Qp;
 use crate::rc::requester::Requester;
 use crate::tuning::ack_requests::{BYTES_MAX, ENABLED, EVERY, SOON_NS, TIMEOUT_NS_MIN};
@@ -90,24 +90,15 @@ impl Acks {
 }
 
 impl Qp {
-    /// Whether the burst that begins at the cursor is one message that need not ask.
-    #[inline]
+    /// Whether the message of one packet under the cursor, the last of the queue, need not ask. It
+    /// makes no completion, which would ask, and its data was copied at the post: no program that
+    /// has its answer finds its data in use.
     pub(super) fn is_quiet_answer(&self, now: Time, peers: &Peers) -> bool {
-        let (sq, cursor) = (&self.core.sq, self.requester.wqe_next);
-        let wqe = sq.get(cursor);
-        // A request with a completion asks, and one that is followed does by the next. Inline data
-        // is our own memory: no program that has its answer finds it in use.
-        let alone = wqe.is_inline_and_unsignaled() && cursor + 1 == sq.tail;
-        ENABLED && alone && self.is_an_answer(now, wqe, peers)
-    }
-
-    #[inline(never)]
-    fn is_an_answer(&self, now: Time, wqe: &Wqe, peers: &Peers) -> bool {
         let Self { core, requester, responder, params, .. } = self;
         let Requester { acks, control, recovery, round_trip, .. } = requester;
-        let small = wqe.is_plain()
-            && matches!(wqe.op, SendOp::Write { .. } | SendOp::Send { .. })
-            && wqe.len <= BYTES_MAX;
+        let wqe = core.sq.get(requester.wqe_next);
+        let small =
+            matches!(wqe.op, SendOp::Write { .. } | SendOp::Send { .. }) && wqe.len <= BYTES_MAX;
         let answers = responder.expected() != acks.expected && now.since(acks.left) < SOON_NS;
         let asked_lately = requester.snd_nxt - acks.last < u64::from(EVERY);
         // Its resources are given back late, and others may want them: the send queue, the peer's
@@ -118,7 +109,8 @@ impl Qp {
         let probed = (1..=PATIENCE_NS / ROUND_TRIPS).contains(&round_trip.srtt())
             && self.timeout().is_none_or(|timeout| timeout >= TIMEOUT_NS_MIN);
         let usual = recovery.is_open() && requester.snd_nxt == requester.snd_max;
-        small
+        ENABLED
+            && small
             && answers
             && asked_lately
             && has_room

@@ -3,10 +3,9 @@
 //! leaves: a queue pair that has taken credit of the peer can always ask for it back. A NAK for a
 //! gap comes without having been asked for; there are few.
 
-use std::collections::VecDeque;
-
 use crate::budget::{Budget, Cost};
 use crate::peer::{Expected, Peers};
+use crate::ring::Ring;
 use crate::types::Seq;
 
 /// The cost of an acknowledgement to us: BTH, AETH, ICRC.
@@ -16,13 +15,13 @@ pub(super) const ACK: Cost = Cost::of(1, Budget::cost(12 + 4 + 4));
 /// acknowledgement.
 #[derive(Debug, Default)]
 pub(super) struct AckRequests {
-    pub(super) runs: VecDeque<Run>,
+    pub(super) runs: Ring<Run>,
     /// For the packet that asks next.
     next: Option<Expected>,
 }
 
 /// Packets that asked one after the other.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Run {
     first: Seq,
     count: u32,
@@ -80,7 +79,8 @@ impl AckRequests {
     /// Whether the packet of `psn` asked and is not acknowledged.
     pub(super) fn has(&self, psn: Seq) -> bool {
         let behind = self.runs.partition_point(|run| run.first <= psn);
-        behind > 0 && psn < self.runs[behind - 1].end()
+        let last = behind.checked_sub(1).and_then(|at| self.runs.get(at));
+        last.is_some_and(|run| psn < run.end())
     }
 
     /// `count` packets from `first` on, each of which asks, left. There is credit for the
@@ -123,6 +123,19 @@ impl AckRequests {
     /// Everything before `to` was answered.
     #[inline]
     pub(super) fn answered(&mut self, to: Seq, peers: &mut Peers) {
+        match self.runs.back() {
+            // The usual case: all of them, which asked one after the other.
+            Some(last) if last.end() <= to && self.runs.len() == 1 => {
+                peers.answered(last.each.times(last.count));
+                self.runs.clear();
+            }
+            Some(_) => self.answered_in_part(to, peers),
+            None => {}
+        }
+    }
+
+    #[inline(never)]
+    fn answered_in_part(&mut self, to: Seq, peers: &mut Peers) {
         // Those of one time are given back at once.
         let mut sum = Expected::NOTHING;
         while let Some(run) = self.runs.front_mut()

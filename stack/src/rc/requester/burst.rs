@@ -58,6 +58,13 @@ pub(super) struct ResponseRequest {
     pub(super) cost: Cost,
 }
 
+/// What leaves in a burst: packets of one request; requests of one packet each; or only one, the
+/// last of the queue, which asks or does not.
+pub(super) const PARTS: u8 = 0;
+const PLAIN: u8 = 1;
+const LAST: u8 = 2;
+const QUIET: u8 = 3;
+
 /// Packets that leave one after the other.
 #[derive(Debug)]
 pub(super) struct Burst<'a> {
@@ -88,11 +95,12 @@ pub(super) struct Burst<'a> {
 impl Burst<'_> {
     /// The next packet, of the request `wqe`.
     #[inline(always)]
-    fn next<const PLAIN: bool>(&self, wqe: &Wqe, mtu: Mtu) -> NextPacket {
-        let psn = if PLAIN { wqe.first } else { self.psn };
-        let ends = PLAIN || psn == wqe.last();
+    fn next<const KIND: u8>(&self, wqe: &Wqe, mtu: Mtu) -> NextPacket {
+        let plain = KIND != PARTS;
+        let psn = if plain { wqe.first } else { self.psn };
+        let ends = plain || psn == wqe.last();
         let cost = if ends { wqe.cost() } else { full_cost(mtu) };
-        let (len, begins) = match PLAIN {
+        let (len, begins) = match plain {
             true => (wqe.len, true),
             false => (wqe.payload(psn, mtu), wqe.begins(psn)),
         };
@@ -101,13 +109,14 @@ impl Burst<'_> {
     }
 
     /// The packet left, and `asks` or not. The burst ends with the last packet that may ask, and
-    /// with its request: that is `last` of the queue if it is `PLAIN`.
+    /// with its request: that is `last` of the queue if it is `plain`.
     #[inline(always)]
-    fn sent<const PLAIN: bool>(&mut self, packet: &NextPacket, asks: bool, tail: WqeIndex) {
+    fn sent<const KIND: u8>(&mut self, packet: &NextPacket, asks: bool, tail: WqeIndex) {
         self.left = Cost { bytes: packet.bytes, datagrams: self.left.datagrams + 1 };
         self.psn += 1;
         self.index += u64::from(packet.ends);
-        let mut over = if PLAIN { self.index == tail } else { packet.ends };
+        let plain = KIND != PARTS;
+        let mut over = if plain { self.index == tail } else { packet.ends };
         if asks {
             self.asked += 1;
             self.last_asked = packet.psn;
@@ -115,7 +124,7 @@ impl Burst<'_> {
             // Each packet that leaves can ask: there is credit for one answer. And of requests of
             // one packet those that ask follow each other.
             let spare = self.permit.acks.spare;
-            over |= if PLAIN { self.asked >= spare } else { self.asked > spare && !self.silent };
+            over |= if plain { self.asked >= spare } else { self.asked > spare && !self.silent };
         }
         if over {
             self.most = self.left.datagrams;
@@ -147,18 +156,20 @@ impl Requester {
             return Plan::Blocked(any);
         }
         let wqe = sq.get(self.wqe_next);
-        if self.snd_nxt == wqe.first && !wqe.is_plain() {
-            if wqe.op.is_local() {
-                return Plan::Local;
+        if !wqe.is_plain() {
+            if self.snd_nxt == wqe.first {
+                if wqe.op.is_local() {
+                    return Plan::Local;
+                }
+                // One packet is checked when it is gathered; of more, none leaves unless all can.
+                let single = wqe.first == wqe.last() && !wqe.has_response();
+                if !single && sq.admits(self.wqe_next, params.pd, regions).is_err() {
+                    return Plan::Fault(WcStatus::LocProtErr);
+                }
             }
-            // One packet is checked when it is gathered; of more, none leaves unless all can.
-            let single = wqe.first == wqe.last() && !wqe.has_response();
-            if !single && sq.admits(self.wqe_next, params.pd, regions).is_err() {
-                return Plan::Fault(WcStatus::LocProtErr);
+            if wqe.has_response() {
+                return self.plan_request(wqe, params, at);
             }
-        }
-        if wqe.has_response() {
-            return self.plan_request(wqe, params, at);
         }
         match permit(Want::Data(self, wqe, params, any.burst), at) {
             permit if permit.packets == 0 => Plan::Blocked(permit),
@@ -221,15 +232,22 @@ impl Qp {
         host: &H,
         sink: &mut impl TxSink,
     ) -> Sent {
-        match self.core.sq.get(self.requester.cursor()).is_plain() {
-            true => self.send_packets::<true, H>(now, permit, quantum, shared, host, sink),
-            false => self.send_packets::<false, H>(now, permit, quantum, shared, host, sink),
+        let (sq, cursor) = (&self.core.sq, self.requester.cursor());
+        let (wqe, is_last) = (sq.get(cursor), cursor + 1 == sq.tail);
+        if !wqe.is_plain() {
+            self.send_packets::<PARTS, H>(now, permit, quantum, shared, host, sink)
+        } else if !is_last {
+            self.send_packets::<PLAIN, H>(now, permit, quantum, shared, host, sink)
+        } else if wqe.is_inline_and_unsignaled() {
+            self.send_inline(now, permit, quantum, shared, host, sink)
+        } else {
+            self.send_packets::<LAST, H>(now, permit, quantum, shared, host, sink)
         }
     }
 
-    /// Sends requests of one packet each if they are `PLAIN`, else packets of one request.
+    /// Sends the last message of the queue, which need not ask if it is an answer.
     #[inline(never)]
-    fn send_packets<const PLAIN: bool, H: Memory>(
+    fn send_inline<H: Memory>(
         &mut self,
         now: Time,
         permit: &Permit,
@@ -238,41 +256,66 @@ impl Qp {
         host: &H,
         sink: &mut impl TxSink,
     ) -> Sent {
-        let quiet = self.is_quiet_answer(now, &shared.peers);
+        match self.is_quiet_answer(now, &shared.peers) {
+            true => self.send_packets::<QUIET, H>(now, permit, quantum, shared, host, sink),
+            false => self.send_packets::<LAST, H>(now, permit, quantum, shared, host, sink),
+        }
+    }
+
+    /// Sends packets of this `KIND`: one function for each. The last packet needs no loop, nor the
+    /// checks of one.
+    #[inline(never)]
+    fn send_packets<const KIND: u8, H: Memory>(
+        &mut self,
+        now: Time,
+        permit: &Permit,
+        quantum: &mut usize,
+        shared: &mut Shared,
+        host: &H,
+        sink: &mut impl TxSink,
+    ) -> Sent {
+        let (plain, last, quiet) = (KIND != PARTS, KIND >= LAST, KIND == QUIET);
         let Self { core, requester, responder, params, .. } = self;
         let Some(to) = core.target() else { return Sent::Refused };
         let sq = &core.sq;
         let mut burst = requester.begin(permit, quiet, *quantum, shared.peers.runs());
         let (mut sent, mut payload) = (Sent::Yes, 0);
-        while burst.left.datagrams < burst.most {
+        while last || burst.left.datagrams < burst.most {
             let wqe = sq.get(burst.index);
-            let next = burst.next::<PLAIN>(wqe, params.mtu);
-            if burst.left.datagrams > 0 && !requester.goes_on::<PLAIN>(&burst, &next, wqe, sq) {
+            let next = burst.next::<KIND>(wqe, params.mtu);
+            if burst.left.datagrams > 0 && !requester.goes_on::<KIND>(&burst, &next, wqe, sq) {
                 break;
             }
-            let ack_req = requester.asks(&burst, &next, sq, params.mtu);
-            let packet = match PLAIN {
+            let ack_req = if last { !quiet } else { requester.asks(&burst, &next, sq, params.mtu) };
+            let packet = match plain {
                 true => RequestPacket::of_plain(burst.index, wqe, ack_req),
                 false => RequestPacket::of(burst.index, wqe, next.psn, params.mtu, ack_req),
             };
-            sent = match PLAIN {
-                true => core.send_packet_of(wqe, &packet, packet.len, &to, host, sink),
+            sent = match plain {
+                true => core.send_packet_of::<KIND, H>(wqe, &packet, packet.len, &to, host, sink),
                 false => core.send_packet(&packet, &to, &mut shared.counters, host, sink),
             };
             if sent != Sent::Yes {
                 break;
             }
             payload += u64::from(packet.len);
-            requester.control.batch.sent(next.size, burst.runs);
-            if !PLAIN && ack_req && next.psn != burst.last_asked + 1 {
+            // Nothing joins the run of the last.
+            match last {
+                true => requester.control.batch.begin(),
+                false => requester.control.batch.sent(next.size, burst.runs),
+            }
+            if !plain && ack_req && next.psn != burst.last_asked + 1 {
                 requester.note_asks(&mut burst, &mut shared.peers);
             }
-            burst.sent::<PLAIN>(&next, ack_req, sq.tail);
+            burst.sent::<KIND>(&next, ack_req, sq.tail);
+            if last {
+                break;
+            }
         }
         let count = burst.left.datagrams;
         if count > 0 {
             *quantum = quantum.saturating_sub(count as usize);
-            if PLAIN {
+            if plain {
                 core.tally.sent(&mut shared.counters, count, payload);
             }
             if burst.again && !requester.recovery.is_tail_probe() {
@@ -318,9 +361,6 @@ impl Requester {
     #[inline(always)]
     fn asks(&self, burst: &Burst<'_>, next: &NextPacket, sq: &SendQueue, mtu: Mtu) -> bool {
         let (permit, left) = (burst.permit, burst.left.datagrams + 1);
-        if burst.quiet {
-            return false;
-        }
         let often = next.ends || next.psn - burst.last_asked >= u64::from(permit.acks.interval);
         if often && burst.asked < permit.acks.spare {
             return true;

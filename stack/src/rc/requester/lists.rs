@@ -6,21 +6,20 @@
 //! pairs have some, one at rest keeps them: it need not fetch them for each request if it sends one
 //! after the other.
 
-use std::collections::VecDeque;
-
 use crate::qp::sq::SendQueue;
 use crate::rc::congestion::rtt::Turn;
 use crate::rc::requester::ack_requests::Run;
 use crate::rc::requester::{Outstanding, Requester};
+use crate::ring::Ring;
 use crate::tuning::congestion::TURNS;
 use crate::tuning::in_flight::KEEPERS;
 
 /// The lists of one queue pair.
 #[derive(Debug, Default)]
 struct Lists {
-    asks: VecDeque<Run>,
-    turns: VecDeque<Turn>,
-    responses: VecDeque<Outstanding>,
+    asks: Ring<Run>,
+    turns: Ring<Turn>,
+    responses: Ring<Outstanding>,
 }
 
 /// Those of all queue pairs.

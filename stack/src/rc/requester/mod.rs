@@ -15,8 +15,6 @@ mod recovery;
 mod split;
 mod turn;
 
-use std::collections::VecDeque;
-
 use crate::budget::{Budget, Cost};
 use crate::mem::PdId;
 use crate::peer::{Expected, PeerId, Peers};
@@ -30,6 +28,7 @@ use crate::rc::requester::lists::SpareLists;
 use crate::rc::requester::permit::SendControl;
 pub(crate) use crate::rc::requester::permit::{Situation, Wait, Want, permit};
 use crate::rc::requester::recovery::{Probe, Recovery};
+use crate::ring::Ring;
 use crate::types::{Mtu, Seq, Time};
 
 /// The cost to its receiver of a READ request or another that has a response of its own: an atomic
@@ -37,7 +36,7 @@ use crate::types::{Mtu, Seq, Time};
 const REQUEST: Cost = Cost::of(1, Budget::cost(12 + 28 + 4));
 
 /// A READ request or another that waits for a response of its own.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Outstanding {
     first: Seq,
     last: Seq,
@@ -93,7 +92,7 @@ pub(crate) struct Requester {
     snd_una: Seq,
     /// One more than the highest PSN ever sent.
     snd_max: Seq,
-    responses: VecDeque<Outstanding>,
+    responses: Ring<Outstanding>,
     round_trip: RoundTrip,
     ack_requests: AckRequests,
     acks: Acks,
@@ -109,7 +108,7 @@ impl Requester {
             snd_nxt: Seq::default(),
             snd_una: Seq::default(),
             snd_max: Seq::default(),
-            responses: VecDeque::new(),
+            responses: Ring::default(),
             round_trip: RoundTrip::default(),
             ack_requests: AckRequests::default(),
             acks: Acks::default(),
@@ -406,7 +405,7 @@ impl Requester {
         self.recovery = Recovery::default();
         self.ack_requests.taken_back(Seq::default(), peers);
         self.ack_requests.close(peers);
-        for outstanding in self.responses.drain(..) {
+        while let Some(outstanding) = self.responses.pop_front() {
             release_response(&outstanding, params, peers);
         }
         self.give_lists_back(spares);

@@ -22,7 +22,7 @@ use crate::peer::{Expected, PeerId, Peers, RunLimits};
 use crate::qp::sq::{OVERHEAD, SendQueue, Wqe};
 use crate::rc::reorder::SPAN;
 use crate::rc::requester::ack_requests::ACK;
-use crate::rc::requester::burst::{Burst, request_header};
+use crate::rc::requester::burst::{Burst, PARTS, request_header};
 use crate::rc::requester::{ConnParams, REQUEST, Requester};
 use crate::stats::Limit;
 use crate::tuning::ack_requests::{INTERVAL_MAX, TIMES_OF_WINDOW};
@@ -349,14 +349,17 @@ impl Requester {
         let Some((spare, ack_room)) = self.credit_for_responses(params.slot, peers) else {
             return Permit::wait(Limit::AckRoom, PeerId::OWN, ACK, AckRoom::AsNeeded);
         };
-        if !receiver.admits(params.slot, cost) && !probes {
+        let room = if receiver.admits(params.slot, cost) {
+            receiver.available()
+        } else if probes {
+            receiver.room_for(params.slot)
+        } else {
             return Permit::wait(Limit::PeerRoom, params.peer, cost, ack_room);
-        }
+        };
         // A run that was begun is not cut short.
         if turn == 0 && !self.control.batch.is_joined_by(bytes) {
             return Permit { ack_room, ..Permit::none(Limit::Turn) };
         }
-        let room = receiver.room_for(params.slot);
         let alone = probes || (limited && psn == wqe.first);
         let packets = if alone { 1 } else { room.datagrams.min(window).max(1) };
         let interval = (self.control.congestion.packets() / TIMES_OF_WINDOW).clamp(1, INTERVAL_MAX);
@@ -371,9 +374,9 @@ impl Requester {
     }
 
     /// Whether a burst, of which packets have left, goes on with `packet` of the request `wqe`: a
-    /// single packet of another request if it is `PLAIN`.
+    /// single packet of another request if it is `plain`.
     #[inline(always)]
-    pub(super) fn goes_on<const PLAIN: bool>(
+    pub(super) fn goes_on<const KIND: u8>(
         &self,
         burst: &Burst<'_>,
         packet: &NextPacket,
@@ -381,7 +384,8 @@ impl Requester {
         sq: &SendQueue,
     ) -> bool {
         let (left, runs) = (burst.left.datagrams as usize, burst.runs);
-        let follows = !PLAIN || (message_runs::ENABLED && wqe.is_plain() && self.may_follow(wqe));
+        let follows =
+            KIND == PARTS || (message_runs::ENABLED && wqe.is_plain() && self.may_follow(wqe));
         let begins = || {
             let waits = burst.batches && !self.joins(sq, packet, runs, burst);
             !waits && left < burst.turn
