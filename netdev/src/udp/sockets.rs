@@ -189,8 +189,9 @@ fn open_bound(
         bind_alone(&socket, &name, address).map_err(|e| own_error(iface, address, "bind", e))?;
     } else {
         socket.share_port().map_err(|e| own_error(iface, address, "share", e))?;
-        // A child that is about to execute a program may have a copy of the one that was alone.
-        patiently(libc::EADDRINUSE, COPIES_HELD_MAX, || socket.bind(&name))
+        // A child that is about to execute a program may have a copy of the one that was alone. On
+        // a busy machine it waits for a processor.
+        patiently(libc::EADDRINUSE, UNSEEN_HOLDER_MAX, || socket.bind(&name))
             .map_err(|e| own_error(iface, address, "bind once more", e))?;
     }
     Ok(socket)
