@@ -11,7 +11,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use rocinante::device::{
-    Backend, Capabilities, Interface, Limits, NETDEV_VARIABLE, PortConfig, hardware_devices,
+    Backend, Capabilities, FAULT_VARIABLE, Interface, Limits, NETDEV_VARIABLE, PortConfig,
+    hardware_devices,
 };
 use rocinante::verbs::Mtu;
 use rocinante::{OpenOptions, VerbsError};
@@ -343,6 +344,12 @@ impl Report {
                 out.line(name);
             });
             return;
+        }
+        if let Some(words) =
+            std::env::var_os(FAULT_VARIABLE).filter(|words| !words.is_empty() && words != "off")
+        {
+            // Programs with the same environment have them.
+            out.note(format_args!("{FAULT_VARIABLE}={}: faults are on", words.display()));
         }
         if args.verbose {
             self.devices.iter().for_each(|device| out.line(device));

@@ -14,15 +14,15 @@ pub mod tree;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use rocinante::OpenOptions;
-use rocinante::device::{Backend, NETDEV_VARIABLE};
+use rocinante::device::{Backend, FAULT_LOG_VARIABLE, FAULT_VARIABLE, NETDEV_VARIABLE};
 use rocinante_netdev::sysfs::PATHS_VARIABLE;
 use rocinante_netdev::{DEVICES_VARIABLE, GUARDIAN_VARIABLE, Interface, NamedInterface};
 
-use crate::devices;
+use crate::{devices, session};
 use library::Libraries;
 
 /// Names the environment variable that has the library print its counters at exit.
@@ -51,6 +51,13 @@ pub struct Args {
     /// are separated by commas
     #[arg(long, value_name = "NAME[=DEVICE]", value_delimiter = ',')]
     device: Vec<String>,
+    /// Let the program's datagrams meet faults, such as loss=2%,reorder=1%,delay=100us,seed=7, or
+    /// those of a schedule in a .toml file
+    #[arg(long, value_name = "FAULTS", value_parser = session::fault)]
+    fault: Option<String>,
+    /// Append a line of JSON to this file for each datagram that met a fault
+    #[arg(long, value_name = "FILE")]
+    fault_log: Option<PathBuf>,
     /// Say on stderr which devices there are, on which backend and why
     #[arg(short, long)]
     verbose: bool,
@@ -111,6 +118,7 @@ fn prepare(args: &Args) -> Result<(Command, guardian::Tree), Refusal> {
     // The library would fail at each device, and programs do not show why.
     let options = OpenOptions::new();
     let options = if args.netdev.is_some() { options.netdev_auto() } else { options };
+    let options = if args.fault.is_some() { options.fault("off") } else { options };
     options.check_environment().map_err(|error| Refusal::cannot(error.to_string()))?;
     let path = program::find(name)?;
     let libraries = Libraries::find().map_err(Refusal::cannot)?;
@@ -162,6 +170,16 @@ fn prepare(args: &Args) -> Result<(Command, guardian::Tree), Refusal> {
     }
     if !args.device.is_empty() {
         command.env(DEVICES_VARIABLE, &list);
+    }
+    // The program may change its working directory.
+    let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.into());
+    if let Some(fault) = &args.fault {
+        let is_file = fault.ends_with(".toml");
+        let fault = if is_file { absolute(Path::new(fault)).into() } else { fault.into() };
+        command.env::<_, OsString>(FAULT_VARIABLE, fault);
+    }
+    if let Some(log) = &args.fault_log {
+        command.env(FAULT_LOG_VARIABLE, absolute(log));
     }
     if args.counters {
         command.env(COUNTERS_VARIABLE, "1");

@@ -7,6 +7,7 @@
 
 mod choose;
 mod devices;
+pub mod fault;
 mod frames;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
@@ -34,6 +35,7 @@ pub const ROCE_PORT: u16 = 4791;
 
 pub use choose::any::AnyPort;
 pub use choose::auto;
+pub use choose::faulty::Seal;
 #[doc(hidden)]
 pub use choose::give::{GiveLimits, Given, give};
 pub use choose::policy::{Unlisted, unlisted_rules};

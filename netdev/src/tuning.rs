@@ -281,6 +281,21 @@ pub(crate) mod shared {
     pub(crate) const ANSWER: Duration = Duration::from_millis(500);
 }
 
+/// Datagrams that faults hold back. Not measured by themselves.
+pub(crate) mod faults {
+    use std::time::Duration;
+
+    /// Datagrams that are held back in each direction, at most. More: more memory.
+    pub(crate) const HELD_MAX: usize = 65_536;
+    /// Their bytes. Effect likewise.
+    pub(crate) const HELD_BYTES: usize = 64 << 20;
+    /// Reads of the port behind in a burst, at most, while none of what they read is handed up.
+    /// More: a flood of lost datagrams keeps its thread from everything else for longer.
+    pub(crate) const READS_MAX: usize = 8;
+    /// How long a datagram waits for room in the port behind, from one try to the next.
+    pub(crate) const ROOM_AGAIN: Duration = Duration::from_micros(100);
+}
+
 /// The simulated network (`sim`).
 pub(crate) mod sim {
     /// Bytes that a port takes between two flushes: those of `udp`.

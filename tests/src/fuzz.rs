@@ -14,6 +14,7 @@ mod cm;
 mod commands;
 mod decode;
 mod engine;
+mod faults;
 mod handed;
 mod hook;
 mod kernel;
@@ -38,7 +39,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     Target { name: "packet", run: packet::run, corpus: packet::corpus, tries: 200_000 },
     Target { name: "engine", run: engine::run, corpus: engine::corpus, tries: 6_000 },
     Target { name: "api", run: api::run, corpus: api::corpus, tries: 6_000 },
@@ -51,6 +52,7 @@ pub const TARGETS: [Target; 12] = [
     Target { name: "hook", run: hook::run, corpus: hook::corpus, tries: 100_000 },
     Target { name: "page", run: page::run, corpus: page::corpus, tries: 20_000 },
     Target { name: "ucma", run: ucma::run, corpus: ucma::corpus, tries: 3_000 },
+    Target { name: "faults", run: faults::run, corpus: faults::corpus, tries: 100_000 },
 ];
 
 /// The target with this name. Panics if there is none.

@@ -134,6 +134,43 @@ fn a_program_of_rdma_cm_is_told_of_a_peer_that_is_killed() {
     server.kill();
 }
 
+/// Packets are lost in both directions and come twice, and a program of others ends right.
+#[test]
+fn a_program_on_a_bad_network_ends_right() {
+    if !is_there("ibv_rc_pingpong") || !is_there("ib_write_bw") {
+        skip!("no programs: apt install ibverbs-utils perftest");
+    }
+    let installed = match installed() {
+        Ok(installed) => installed,
+        Err(why) => skip!("{why}"),
+    };
+    let folder = tempfile::TempDir::new().unwrap();
+    for (program, options) in [("ibv_rc_pingpong", "-c -g 0"), ("ib_write_bw", "-n 2000")] {
+        let lab = Pair::new(&LabConfig::default()).unwrap();
+        let [here, there] = lab.containers();
+        let log = folder.path().join(program);
+        let words = |peer: &str| {
+            let run = "run --netdev udp --counters --fault loss=2%,dup=1%,seed=7 --fault-log";
+            let line = format!("{run} {} -- {program} {options} {peer}", log.display());
+            installed.command(line.split_whitespace())
+        };
+        let mut server = there.spawn(&mut words("")).unwrap();
+        opens(&mut server).unwrap();
+        let client = here.spawn(&mut words(&there.ipv4().to_string())).unwrap();
+        let [client, server] = [client, server].map(|side| {
+            let output = side.wait_with_output(PATIENCE).unwrap();
+            row::succeeded(program, &output).unwrap();
+            String::from_utf8_lossy(&output.stderr).into_owned()
+        });
+        for errors in [client, server] {
+            assert!(errors.contains("faults are on: loss=2%,dup=1%,seed=7, seed 7"), "{errors}");
+        }
+        let lines = std::fs::read_to_string(&log).unwrap();
+        let lost = lines.lines().filter(|line| line.contains(r#""did":["lost"]"#)).count();
+        assert!(lost > 10, "{program}: {lost}");
+    }
+}
+
 /// The lines of a program, as they come.
 fn lines_of(stream: impl Read + Send + 'static) -> Receiver<String> {
     let (say, lines) = channel();

@@ -58,6 +58,7 @@ targets! {
     any_word_of_an_engine: "hook";
     any_words_in_a_page_of_counters: "page";
     any_commands_to_rdma_cm: "ucma";
+    any_words_of_faults: "faults";
 }
 
 #[test]

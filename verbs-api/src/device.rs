@@ -15,6 +15,8 @@ pub use rocinante_netdev::{
 };
 use rocinante_soft as soft;
 #[doc(inline)]
+pub use rocinante_soft::faults::{FAULT_LOG_VARIABLE, FAULT_VARIABLE};
+#[doc(inline)]
 pub use rocinante_soft::model::device::{
     Atomics, DeviceAttr, HardwareAttr, Limits, MwSupport, OptionalOperations, Provider,
 };
@@ -23,7 +25,6 @@ pub use rocinante_soft::model::error::HardwareError;
 use rocinante_soft::model::error::VerbsError;
 use rocinante_soft::model::qp::gid_at;
 use rocinante_soft::provider::manager::Manager;
-#[doc(inline)]
 pub use rocinante_soft::{KEEP_ALIVE_VARIABLE, NETDEV_VARIABLE, SHARDS_VARIABLE};
 use rocinante_stack::Budget;
 use rocinante_stack::types::{Mtu, QueueKind};

@@ -183,7 +183,7 @@ const ENDS_AFTER: Duration = Duration::from_secs(30);
 /// Connections of the device in software over this backend, in a lab: made and ended for this many
 /// seconds, and this many held at once.
 pub(crate) fn of_backend(backend: Backend, seconds: f64, connections: u32) -> Result<Report> {
-    let device = OpenArgs { netdev: Some(Netdev::Only(backend)), name: None, shards: None };
+    let device = OpenArgs { netdev: Some(Netdev::Only(backend)), ..OpenArgs::default() };
     let (host, bind) = (None, None);
     let (port, at_a_time, depth, json, server) = (PORT, 32, 16, true, false);
     let args =

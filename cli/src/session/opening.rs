@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, TypedValueParser};
 use clap::{Arg, Command};
@@ -30,6 +31,14 @@ pub struct OpenArgs {
     /// variable ROCINANTE_SHARDS, else 1]
     #[arg(long, value_name = "N")]
     pub shards: Option<usize>,
+    /// Let the device's datagrams meet faults, such as loss=2%,reorder=1%,delay=100us,seed=7, or
+    /// those of a schedule in a .toml file [default: the variable ROCINANTE_FAULT, else none]
+    #[arg(long, value_name = "FAULTS", value_parser = fault)]
+    pub fault: Option<String>,
+    /// Append a line of JSON to this file for each datagram that met a fault [default: the variable
+    /// ROCINANTE_FAULT_LOG, else none]
+    #[arg(long, value_name = "FILE")]
+    pub fault_log: Option<PathBuf>,
 }
 
 /// The choice of a backend.
@@ -63,6 +72,11 @@ impl TypedValueParser for NetdevParser {
     }
 }
 
+/// Checks `--fault`. Error: a line that says what to change.
+pub fn fault(words: &str) -> Result<String, String> {
+    OpenOptions::check_fault(words).map(|()| words.to_owned())
+}
+
 fn netdev(name: &str) -> Result<Netdev, String> {
     match name {
         "auto" => Ok(Netdev::Auto),
@@ -79,7 +93,14 @@ impl OpenArgs {
             Netdev::Only(backend) => backend.to_string(),
         });
         let shards = self.shards.map(|count| count.to_string());
-        let words = [("--netdev", netdev), ("--device", self.name.clone()), ("--shards", shards)];
+        let log = self.fault_log.as_ref().map(|log| log.to_string_lossy().into_owned());
+        let words = [
+            ("--netdev", netdev),
+            ("--device", self.name.clone()),
+            ("--shards", shards),
+            ("--fault", self.fault.clone()),
+            ("--fault-log", log),
+        ];
         let given = words.into_iter().filter_map(|(option, word)| Some([option.into(), word?]));
         given.flatten().collect()
     }
@@ -142,10 +163,20 @@ impl OpenArgs {
         if let Some(count) = self.shards {
             options = options.shards(count);
         }
+        if let Some(words) = &self.fault {
+            options = options.fault(words);
+        }
+        if let Some(log) = &self.fault_log {
+            options = options.fault_log(log);
+        }
         let ctx = open(options).map_err(no_device)?;
         ending::opened(&ctx);
         if self.shards.is_some_and(|count| count != ctx.shards()) {
             let why = format!("{} is a device of the kernel: leave out --shards", ctx.name());
+            return Err(Failure::Usage(why));
+        }
+        if self.fault.is_some() && ctx.backend().is_none() {
+            let why = format!("{} is a device of the kernel: leave out --fault", ctx.name());
             return Err(Failure::Usage(why));
         }
         let (name, why) = (ctx.name(), &ctx.query_device().chosen_because);

@@ -3,9 +3,12 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
+use std::path::Path as FilePath;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::choose::faulty::{FaultyPort, Seal};
+use crate::fault::Plan;
 use crate::frames::packet::PacketPort;
 use crate::frames::xdp::XdpPort;
 use crate::port::contract::{
@@ -30,6 +33,8 @@ pub enum AnyPort {
     Packet(PacketPort),
     /// The seeded in-memory network.
     Sim(SimPort),
+    /// A port of any of these, whose datagrams meet faults.
+    Faulty(Box<FaultyPort>),
 }
 
 /// Evaluates an expression with `$port` bound to the port of whichever backend it is.
@@ -40,6 +45,7 @@ macro_rules! on {
             AnyPort::Xdp($port) => $call,
             AnyPort::Packet($port) => $call,
             AnyPort::Sim($port) => $call,
+            AnyPort::Faulty($port) => $call,
         }
     };
 }
@@ -69,6 +75,27 @@ impl AnyPort {
             Self::Packet(port) => port.share(addresses, nth),
             // Its addresses are of its own network.
             Self::Sim(_) => Ok(()),
+            Self::Faulty(port) => port.inner().share(addresses, nth),
+        }
+    }
+
+    /// Lets its datagrams meet the faults of a plan from now on, as the `nth` port of its device;
+    /// the decisions go to `log`. Error: no descriptor is left, or the log cannot be written.
+    pub fn with_faults(
+        self,
+        plan: (&Plan, u64),
+        nth: usize,
+        log: Option<&FilePath>,
+        seal: Seal,
+    ) -> io::Result<Self> {
+        let port = FaultyPort::new(self, plan, nth, log, seal)?;
+        Ok(Self::Faulty(Box::new(port)))
+    }
+
+    /// Sends at once what faults hold back, because the program ends.
+    pub fn let_go(&mut self) {
+        if let Self::Faulty(port) = self {
+            port.let_go();
         }
     }
 }

@@ -3,5 +3,6 @@
 pub(crate) mod any;
 mod ask;
 pub mod auto;
+pub(crate) mod faulty;
 pub(crate) mod give;
 pub(crate) mod policy;

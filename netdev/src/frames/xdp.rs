@@ -19,7 +19,6 @@ mod retry;
 mod ring;
 mod rx;
 mod socket;
-mod timer;
 mod tx;
 mod umem;
 

@@ -13,5 +13,6 @@ pub(crate) mod recent;
 pub(crate) mod rights;
 pub mod rtnl;
 pub(crate) mod tcx;
+pub(crate) mod timer;
 pub(crate) mod watch;
 pub(crate) mod worded;

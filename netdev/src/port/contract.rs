@@ -353,7 +353,8 @@ pub trait Port: Send {
 
     /// Room for a datagram of `len` bytes of UDP payload to `path`. `None` if there is no room
     /// until the next [`flush`](Self::flush), or until the kernel drains its queue. The next call
-    /// discards a slot that was not committed. Consecutive slots of one path and one length (the
+    /// discards a slot that was not committed, but one with its path and length returns that slot
+    /// again, with its content. Consecutive slots of one path and one length (the
     /// last may be shorter) leave as one run where the backend can segment.
     fn reserve(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>>;
 

@@ -1,7 +1,6 @@
 //! The centre of the simulated network: addresses, links, datagrams in flight, and the clock.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::mem;
 use std::net::IpAddr;
@@ -10,13 +9,13 @@ use std::time::Duration;
 
 use super::batch::{Batch, Flow, Mark};
 use super::gate::Bell;
-use super::link::{Fate, LinkConfig, SimLink, SimStats};
-use super::rng::Rng;
+use super::stats::SimStats;
 use super::{Tap, TapDatagram, Verdict};
+use crate::fault::flight::Flight;
+use crate::fault::link::{Fate, Link, LinkConfig};
+use crate::fault::rng::Rng;
+use crate::fault::{CONGESTION, HEADERS};
 use crate::port::contract::RxBudget;
-
-/// Ethernet, IPv4 or IPv6, and UDP headers: a rate limiter counts them besides the payload.
-const HEADERS: [usize; 2] = [14 + 20 + 8, 14 + 40 + 8];
 
 /// A port as the hub sees it.
 struct Inbox {
@@ -29,11 +28,11 @@ struct Inbox {
     drops: u64,
 }
 
-/// A datagram in flight.
-struct Flying {
-    flow: Flow,
-    mark: Mark,
-    payload: Vec<u8>,
+/// A link between two addresses.
+struct SimLink {
+    link: Link,
+    /// Whether its config was set for this link, and does not follow the default.
+    explicit: bool,
 }
 
 pub(super) struct Hub {
@@ -45,12 +44,7 @@ pub(super) struct Hub {
     pub(super) groups: BTreeSet<(IpAddr, usize)>,
     links: HashMap<(IpAddr, IpAddr), SimLink>,
     default_link: LinkConfig,
-    /// Arrival time, order among those of one time, and index in `flying`.
-    pub(super) due: BinaryHeap<Reverse<(Duration, u64, usize)>>,
-    flying: Vec<Flying>,
-    /// Unused entries of `flying`; their buffers are reused.
-    spare: Vec<usize>,
-    order: u64,
+    pub(super) flying: Flight<(Flow, Mark)>,
     pub(super) tap: Option<Tap>,
     pub(super) stats: SimStats,
 }
@@ -65,10 +59,7 @@ impl Hub {
             groups: BTreeSet::new(),
             links: HashMap::new(),
             default_link: LinkConfig::default(),
-            due: BinaryHeap::new(),
-            flying: Vec::new(),
-            spare: Vec::new(),
-            order: 0,
+            flying: Flight::default(),
             tap: None,
             stats: SimStats::default(),
         }
@@ -76,7 +67,7 @@ impl Hub {
 
     pub(super) fn set_default_link(&mut self, config: LinkConfig) {
         for link in self.links.values_mut().filter(|link| !link.explicit) {
-            link.config = config.clone();
+            link.link.config = config.clone();
         }
         self.default_link = config;
     }
@@ -85,7 +76,7 @@ impl Hub {
         let seed = self.seed;
         let link =
             self.links.entry((from, to)).or_insert_with(|| new_link(seed, from, to, &config));
-        link.config = config;
+        link.link.config = config;
         link.explicit = true;
     }
 
@@ -160,7 +151,7 @@ impl Hub {
     fn hand_over(&mut self, batch: &mut Batch) -> bool {
         let Some((src, dst)) = batch.pair() else { return false };
         let perfect = match self.links.get(&(src, dst)) {
-            Some(link) => link.config.is_perfect(),
+            Some(link) => link.link.config.is_perfect(),
             None => self.default_link.is_perfect(),
         };
         let id = self.addresses.get(&dst);
@@ -187,37 +178,21 @@ impl Hub {
         let default = &self.default_link;
         let link = self.links.entry(key).or_insert_with(|| new_link(seed, key.0, key.1, default));
         let header = HEADERS[usize::from(flow.dst.is_ipv6())];
-        let fates = link.decide(self.now, payload.len(), header, &mut self.stats);
-        for fate in fates.into_iter().flatten() {
-            let Fate { due, flip: None, len } = fate else {
-                self.launch(flow, mark, payload, &fate);
-                continue;
-            };
-            if due <= self.now {
-                self.deliver(flow, mark, &payload[..len]);
-            } else {
-                self.launch(flow, mark, payload, &fate);
+        let decided = link.link.decide(self.now, payload.len(), header);
+        self.stats.count(payload.len(), &decided);
+        let Ok((first, second)) = decided else { return };
+        for fate in [Some(first), second].into_iter().flatten() {
+            let mut flow = *flow;
+            flow.tos |= if fate.is_marked { CONGESTION } else { 0 };
+            match fate {
+                Fate { due, flip: None, len, .. } if due <= self.now => {
+                    self.deliver(&flow, mark, &payload[..len]);
+                }
+                fate => {
+                    self.flying.launch((flow, mark), payload, &fate);
+                    self.land();
+                }
             }
-        }
-    }
-
-    /// Starts the flight of a copy; it arrives when the clock gets there, which may be at once.
-    fn launch(&mut self, flow: &Flow, mark: Mark, payload: &[u8], fate: &Fate) {
-        let slot = self.spare.pop().unwrap_or_else(|| {
-            self.flying.push(Flying { flow: *flow, mark, payload: Vec::new() });
-            self.flying.len() - 1
-        });
-        let flying = &mut self.flying[slot];
-        (flying.flow, flying.mark) = (*flow, mark);
-        flying.payload.clear();
-        flying.payload.extend_from_slice(&payload[..fate.len]);
-        if let Some(bit) = fate.flip {
-            flying.payload[bit / 8] ^= 1 << (bit % 8);
-        }
-        self.order += 1;
-        self.due.push(Reverse((fate.due, self.order, slot)));
-        if fate.due <= self.now {
-            self.land();
         }
     }
 
@@ -228,16 +203,9 @@ impl Hub {
     }
 
     fn land(&mut self) {
-        while let Some(&Reverse((due, _, slot))) = self.due.peek() {
-            if due > self.now {
-                break;
-            }
-            self.due.pop();
-            let Flying { flow, mark, ref mut payload } = self.flying[slot];
-            let payload = mem::take(payload);
+        while let Some(((flow, mark), payload)) = self.flying.land(self.now) {
             self.deliver(&flow, mark, &payload);
-            self.flying[slot].payload = payload;
-            self.spare.push(slot);
+            self.flying.take_back(payload);
         }
     }
 
@@ -293,5 +261,5 @@ fn new_link(seed: u64, from: IpAddr, to: IpAddr, config: &LinkConfig) -> SimLink
             }
         }
     }
-    SimLink::new(config.clone(), false, Rng::fork(seed, &name))
+    SimLink { link: Link::new(config.clone(), Rng::fork(seed, &name)), explicit: false }
 }

@@ -32,10 +32,8 @@
 mod batch;
 mod gate;
 mod hub;
-mod link;
-mod rng;
+mod stats;
 
-use std::cmp::Reverse;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -43,8 +41,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use gate::SimGate;
-pub use link::{LinkConfig, Rate, SimStats};
+pub use stats::SimStats;
 
+pub use crate::fault::link::{LinkConfig, Rate};
 use crate::kernel::descriptors::EventFd;
 use crate::port::contract::{
     Backend, Capabilities, Path, PathId, PathSpec, Port, PortStats, QueueKind, RxBudget,
@@ -214,7 +213,7 @@ impl SimNet {
     /// When the next datagram arrives, if any is in flight.
     #[must_use]
     pub fn next_event(&self) -> Option<Duration> {
-        self.hub().due.peek().map(|Reverse((due, ..))| *due)
+        self.hub().flying.next()
     }
 
     /// Moves the clock (never back) and delivers the datagrams due until then. Advance from event

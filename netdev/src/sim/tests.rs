@@ -94,7 +94,10 @@ fn all_faults() -> LinkConfig {
         reorder_delay: Duration::from_micros(20),
         corrupt_ppm: 10_000,
         truncate_ppm: 10_000,
+        mark_ppm: 10_000,
+        every: 400,
         rate: Some(Rate { bits_per_second: 10_000_000_000, queue_bytes: 60_000 }),
+        ..LinkConfig::default()
     }
 }
 
@@ -441,7 +444,7 @@ fn a_port_that_takes_anothers_place_has_nothing_of_it() {
             net.advance_to(net.now() + Duration::from_micros(3));
         }
         assert!(wait_readable(b.wait_fd(), 0).unwrap());
-        assert_eq!(net.hub().due.len(), 6);
+        assert_eq!(net.hub().flying.len(), 6);
         drop(b);
         let mut c = net.port(&[C], &SimConfig::default()).unwrap();
         assert!(!wait_readable(c.wait_fd(), 0).unwrap());

@@ -17,6 +17,7 @@ mod engines;
 mod errors;
 mod evaluate;
 mod examples;
+mod faults;
 mod guardian;
 mod handed;
 mod json;

@@ -62,7 +62,11 @@ fn name_of(object: &Value) -> &str {
 
 /// Whether an object is as its schema says, and why not.
 pub(crate) fn errors(object: &Value) -> Vec<String> {
-    let name = name_of(object);
+    errors_of(name_of(object), object)
+}
+
+/// Whether a value is as the schema of this name says, and why not.
+pub(crate) fn errors_of(name: &str, object: &Value) -> Vec<String> {
     let validator = VALIDATORS.get(name).unwrap_or_else(|| panic!("docs/schema/{name}.json"));
     let errors = validator.iter_errors(object);
     errors.map(|error| format!("{}: {error}", error.instance_path())).collect()

@@ -67,6 +67,7 @@ pub extern "C" fn send_held_at_once() {
             }
             if let Some(mut shard) = lock {
                 shard.send_last(None);
+                shard.let_go();
                 shard.publish_all();
                 std::mem::forget(shard);
             }
@@ -86,6 +87,7 @@ extern "C" fn send_held() {
         for core in device.shards.all() {
             if let Some(mut shard) = core.shard.try_lock_for(EXIT_PATIENCE) {
                 shard.send_last(None);
+                shard.let_go();
                 shard.publish_all();
             }
         }

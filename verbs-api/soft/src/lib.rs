@@ -27,6 +27,7 @@ mod events;
 #[cfg(test)]
 mod events_tests;
 mod exit;
+pub mod faults;
 mod flood;
 mod front;
 mod gids;
@@ -87,7 +88,9 @@ pub use self::owner::Owner;
 pub use self::prepared::Prepared;
 pub use self::qp::{Qp, QpInitAttr};
 pub use self::srq::Srq;
-pub use self::wishes::{KEEP_ALIVE_VARIABLE, NETDEV_VARIABLE, SHARDS_VARIABLE, Settings, Wishes};
+pub use self::wishes::{
+    FAULTS_ARE_ON, KEEP_ALIVE_VARIABLE, NETDEV_VARIABLE, SHARDS_VARIABLE, Settings, Wishes,
+};
 use crate::model::error::VerbsError;
 
 /// The error for a device whose interface is gone.

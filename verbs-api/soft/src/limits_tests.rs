@@ -35,6 +35,7 @@ fn settings(background: bool) -> Settings {
         refuses_late: false,
         background,
         cpus: Vec::new(),
+        fault: super::faults::FaultWish::default(),
     }
 }
 

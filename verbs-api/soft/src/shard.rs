@@ -131,6 +131,11 @@ impl Shard {
         self.send_waiting();
     }
 
+    /// Sends what faults hold back.
+    pub(super) fn let_go(&mut self) {
+        self.io.port.let_go();
+    }
+
     /// Receives, handles deadlines, sends. Returns whether anything happened, so that more may
     /// soon.
     ///

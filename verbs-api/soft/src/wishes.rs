@@ -11,6 +11,7 @@ use rocinante_netdev::{AnyPort, Backend, Interface, PortConfig, auto};
 
 use super::charge::Charge;
 use super::choice::BackendChoice;
+use super::faults::{Chosen, FaultWish};
 use super::opens::{Key, open};
 use super::others::SHARDS_MAX;
 use super::prepared::Prepared;
@@ -37,6 +38,7 @@ pub struct Wishes {
     pub refuses_late: bool,
     pub shards: Option<usize>,
     pub cpus: Vec<usize>,
+    pub fault: FaultWish,
     /// The context is none of the program's, so it counts for no limit: one in the place of the
     /// kernel's connection manager.
     pub uncounted: bool,
@@ -66,6 +68,8 @@ pub struct Settings {
     /// The processors of the threads: one per shard, starting again from the first. If empty, the
     /// threads are not pinned.
     pub cpus: Vec<usize>,
+    /// What the program that opened it said of faults.
+    pub fault: FaultWish,
 }
 
 /// The environment variable that names the backend if the program does not: `afxdp`, `packet`,
@@ -75,6 +79,9 @@ pub const NETDEV_VARIABLE: &str = "ROCINANTE_NETDEV";
 /// The environment variable that sets the number of shards of a device in software if the program
 /// does not: see `OpenOptions::shards`.
 pub const SHARDS_VARIABLE: &str = "ROCINANTE_SHARDS";
+
+/// Leads to the faults, at the end of the reason for a backend.
+pub const FAULTS_ARE_ON: &str = "faults are on: ";
 
 /// The environment variable with the seconds of silence after which the peer of a connection is
 /// asked whether it is still there, if the program does not set them: see
@@ -106,6 +113,7 @@ impl Wishes {
     pub fn settle(&self) -> Result<(Option<Backend>, Option<usize>), VerbsError> {
         let backend = self.netdev.settle(std::env::var_os(NETDEV_VARIABLE).as_deref())?;
         keep_alive()?;
+        self.fault.settle()?;
         let shards = settle_shards(self.shards, std::env::var_os(SHARDS_VARIABLE).as_deref())?;
         Ok((backend, shards))
     }
@@ -133,7 +141,8 @@ impl Wishes {
             return Err(VerbsError::Invalid("a device over one port has one shard".into()));
         }
         let events = Arc::new(Inbox::new()?);
-        let (parts, why) = ((vec![port], None), (why.to_owned(), None));
+        let (ports, why) = meet(self.fault.settle()?, vec![port], why.to_owned())?;
+        let (parts, why) = ((ports, None), (why, None));
         let hca = Hca::start(&self.settings(), name, parts, why, None)?;
         Device::new(hca, events, !self.uncounted).inspect(|device| device.trace_opened())
     }
@@ -152,6 +161,7 @@ impl Wishes {
             keep_alive: keep_alive().unwrap_or(KEEP_ALIVE),
             refuses_late: self.refuses_late,
             cpus: self.cpus.clone(),
+            fault: self.fault.clone(),
         }
     }
 
@@ -176,6 +186,7 @@ impl Wishes {
             ("background", wanted.background == is.background || self.background.is_none()),
             ("cm_retries", wanted.cm_retries == is.cm_retries || self.cm_retries.is_none()),
             ("cpus", wanted.cpus == is.cpus || self.cpus.is_empty()),
+            ("fault", wanted.fault == is.fault || self.fault == FaultWish::default()),
         ];
         match suits.iter().find(|(_, suits)| !suits) {
             None => Ok(()),
@@ -204,9 +215,10 @@ impl Wishes {
             let sharing = (shards, slots.as_ref());
             let (ports, choice) =
                 auto::choose_shards(iface, addresses, backend, &self.port, sharing, &agent)?;
+            let (ports, why) = meet(self.fault.settle()?, ports, choice.to_string())?;
             let parts = (ports, slots);
             let instead_of = backend.filter(|named| *named != choice.backend);
-            let why = (choice.to_string(), instead_of);
+            let why = (why, instead_of);
             let hca = Hca::start(&self.settings(), &iface.name, parts, why, claim)?;
             charged = Some(charge);
             Ok(hca)
@@ -220,6 +232,17 @@ impl Wishes {
         device.trace_opened();
         Ok(device)
     }
+}
+
+/// Puts faults before the ports, if there are any, and adds them to the reason for the backend.
+fn meet(
+    faults: Option<Chosen>,
+    ports: Vec<AnyPort>,
+    why: String,
+) -> Result<(Vec<AnyPort>, String), VerbsError> {
+    let Some(faults) = faults else { return Ok((ports, why)) };
+    let (ports, which) = faults.before(ports)?;
+    Ok((ports, format!("{why}; {FAULTS_ARE_ON}{which}")))
 }
 
 impl Device {

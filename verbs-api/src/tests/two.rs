@@ -54,6 +54,7 @@ pub(super) fn settings(background: bool) -> Settings {
         refuses_late: false,
         background,
         cpus: Vec::new(),
+        fault: rocinante_soft::faults::FaultWish::default(),
     }
 }
 

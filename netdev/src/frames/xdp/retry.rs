@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use super::timer::TimerFd;
+use crate::kernel::timer::TimerFd;
 use crate::tuning::xdp::{RETRY_FIRST, RETRY_LAST};
 
 /// Readable when it is time to check whether the kernel takes more.

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 use rocinante_soft::model::event::AsyncEvent;
-use rocinante_soft::{Prepared, Wishes};
+use rocinante_soft::{FAULTS_ARE_ON, Prepared, Wishes};
 
 use super::border::{Outcome, afford};
 use super::object::{Object, Private};
@@ -17,7 +17,7 @@ use super::{ending, fork, wait};
 use crate::abi;
 use crate::convert::{self, errno};
 use crate::devices::Found;
-use crate::log::{Level, say};
+use crate::log::{Level, print, say};
 use crate::plain;
 use crate::report;
 
@@ -118,6 +118,10 @@ impl Shared {
                 addresses.join(", ")
             ),
         );
+        // Never silently: the program shows nothing of them.
+        if let Some((_, faults)) = attr.chosen_because.split_once(FAULTS_ARE_ON) {
+            print(format_args!("{}: {FAULTS_ARE_ON}{faults}", self.found.name));
+        }
         ending::watch();
         let reported = report::is_wanted().then(|| device.watch());
         if let Some(counters) = &reported {

@@ -1,8 +1,11 @@
-//! The treatment of datagrams between two addresses.
+//! A link: its treatment of datagrams in one direction, decided from a seed.
 
 use std::time::Duration;
 
 use super::rng::Rng;
+
+/// The bytes of an Ethernet header, which no MTU counts.
+const ETHERNET: usize = 14;
 
 /// How a link treats its datagrams, in one direction. The default is perfect: no delay, no fault.
 ///
@@ -31,6 +34,14 @@ pub struct LinkConfig {
     pub corrupt_ppm: u32,
     /// Datagrams truncated to any length from 0 up.
     pub truncate_ppm: u32,
+    /// Datagrams marked as having met congestion (ECN, RFC 3168).
+    pub mark_ppm: u32,
+    /// Of this many datagrams, the last is lost; 0 for none.
+    pub every: u32,
+    /// The longest datagram that passes, in bytes with its IP header.
+    pub mtu: Option<u32>,
+    /// Whether nothing passes.
+    pub is_cut: bool,
     /// A bottleneck.
     pub rate: Option<Rate>,
 }
@@ -52,97 +63,105 @@ impl LinkConfig {
     }
 }
 
-/// How often each fault has happened since the network was made, in datagrams.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SimStats {
-    /// Flushed by a port, and not too long for its link.
-    pub sent: u64,
-    /// Put into a receive queue, duplicates included.
-    pub delivered: u64,
-    /// Lost one by one.
-    pub dropped: u64,
-    /// Lost in bursts.
-    pub dropped_in_bursts: u64,
-    /// Lost by the [tap](super::SimNet::set_tap).
-    pub dropped_by_tap: u64,
-    /// Lost because a rate limiter's queue was full.
-    pub dropped_by_rate: u64,
-    /// Lost because the receiver's queue was full.
-    pub dropped_at_receiver: u64,
-    /// Lost because no port has the destination address.
-    pub unroutable: u64,
-    /// Sent twice.
-    pub duplicated: u64,
-    /// Made late.
-    pub reordered: u64,
-    /// With a flipped bit.
-    pub corrupted: u64,
-    /// Cut short.
-    pub truncated: u64,
+/// Why a datagram is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Loss {
+    /// By [`LinkConfig::drop_ppm`].
+    Chance,
+    /// In a burst.
+    Burst,
+    /// By [`LinkConfig::every`].
+    Every,
+    /// The rate limiter's queue is full.
+    Rate,
+    /// By [`LinkConfig::is_cut`].
+    Cut,
+    /// More datagrams are held back than there is room for.
+    Full,
+    /// It is longer than [`LinkConfig::mtu`].
+    Mtu,
 }
 
-/// One direction between two addresses.
+/// One direction of a link.
 #[derive(Debug)]
-pub(super) struct SimLink {
-    pub(super) config: LinkConfig,
-    /// Whether `config` was set for this link, and does not follow the default.
-    pub(super) explicit: bool,
+pub(crate) struct Link {
+    pub(crate) config: LinkConfig,
     rng: Rng,
     /// When the rate limiter's queue will be empty.
     busy_until: Duration,
     /// Remaining losses of the current burst.
     burst_left: u32,
+    /// Datagrams since the last that [`LinkConfig::every`] lost.
+    passed: u32,
 }
 
 /// The fate of one datagram, or of one of its copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Fate {
+pub(crate) struct Fate {
     /// When it arrives.
-    pub(super) due: Duration,
+    pub(crate) due: Duration,
     /// The bit to flip.
-    pub(super) flip: Option<usize>,
+    pub(crate) flip: Option<usize>,
     /// The length that arrives.
-    pub(super) len: usize,
+    pub(crate) len: usize,
+    /// Whether later ones overtake it.
+    pub(crate) is_late: bool,
+    /// Whether it is marked as having met congestion.
+    pub(crate) is_marked: bool,
 }
 
-impl SimLink {
-    pub(super) fn new(config: LinkConfig, explicit: bool, rng: Rng) -> Self {
-        Self { config, explicit, rng, busy_until: Duration::ZERO, burst_left: 0 }
+impl Fate {
+    /// The fate of a datagram of `len` bytes that arrives unchanged.
+    pub(crate) const fn at(due: Duration, len: usize) -> Self {
+        Self { due, flip: None, len, is_late: false, is_marked: false }
+    }
+}
+
+impl Link {
+    pub(crate) fn new(config: LinkConfig, rng: Rng) -> Self {
+        Self { config, rng, busy_until: Duration::ZERO, burst_left: 0, passed: 0 }
     }
 
     /// Decides the fates of a datagram's copies; `len` bytes, after `header` bytes of headers.
-    pub(super) fn decide(
+    /// Error: it is lost.
+    pub(crate) fn decide(
         &mut self,
         now: Duration,
         len: usize,
         header: usize,
-        stats: &mut SimStats,
-    ) -> [Option<Fate>; 2] {
-        if self.is_lost(stats) {
-            return [None; 2];
+    ) -> Result<(Fate, Option<Fate>), Loss> {
+        if let Some(loss) = self.loss(len + header) {
+            return Err(loss);
         }
-        let Some(leaves) = self.leaves(now, len + header) else {
-            stats.dropped_by_rate += 1;
-            return [None; 2];
-        };
+        let leaves = self.leaves(now, len + header).ok_or(Loss::Rate)?;
         let twice = self.rng.chance(self.config.duplicate_ppm);
-        stats.duplicated += u64::from(twice);
-        let first = self.fate(leaves, len, stats);
-        [Some(first), twice.then(|| self.fate(leaves, len, stats))]
+        let first = self.fate(leaves, len);
+        Ok((first, twice.then(|| self.fate(leaves, len))))
     }
 
-    fn is_lost(&mut self, stats: &mut SimStats) -> bool {
+    fn loss(&mut self, frame: usize) -> Option<Loss> {
+        let config = &self.config;
+        if config.is_cut {
+            return Some(Loss::Cut);
+        }
+        if config.mtu.is_some_and(|mtu| frame > mtu as usize + ETHERNET) {
+            return Some(Loss::Mtu);
+        }
+        if config.every > 0 {
+            self.passed += 1;
+            if self.passed >= config.every {
+                self.passed = 0;
+                return Some(Loss::Every);
+            }
+        }
         if self.burst_left == 0 && self.rng.chance(self.config.burst_ppm) {
             self.burst_left = 1 + self.rng.below(u64::from(self.config.burst_max)) as u32;
         }
         if self.burst_left > 0 {
             self.burst_left -= 1;
-            stats.dropped_in_bursts += 1;
-            return true;
+            return Some(Loss::Burst);
         }
-        let lost = self.rng.chance(self.config.drop_ppm);
-        stats.dropped += u64::from(lost);
-        lost
+        self.rng.chance(self.config.drop_ppm).then_some(Loss::Chance)
     }
 
     /// When the last bit has left the rate limiter; `None` if its queue is full.
@@ -162,25 +181,24 @@ impl SimLink {
         Some(self.busy_until)
     }
 
-    fn fate(&mut self, leaves: Duration, len: usize, stats: &mut SimStats) -> Fate {
-        let mut due = leaves.saturating_add(self.config.delay);
+    fn fate(&mut self, leaves: Duration, len: usize) -> Fate {
+        let due = leaves.saturating_add(self.config.delay);
+        let mut fate = Fate::at(due, len);
         if !self.config.jitter.is_zero() {
-            due = due.saturating_add(self.up_to(self.config.jitter));
+            fate.due = fate.due.saturating_add(self.up_to(self.config.jitter));
         }
         if self.rng.chance(self.config.reorder_ppm) {
             let late = self.up_to(self.config.reorder_delay).max(Duration::from_nanos(1));
-            due = due.saturating_add(late);
-            stats.reordered += 1;
+            fate.due = fate.due.saturating_add(late);
+            fate.is_late = true;
         }
-        let mut fate = Fate { due, flip: None, len };
         if len > 0 && self.rng.chance(self.config.truncate_ppm) {
             fate.len = self.rng.below(len as u64) as usize;
-            stats.truncated += 1;
         }
         if fate.len > 0 && self.rng.chance(self.config.corrupt_ppm) {
             fate.flip = Some(self.rng.below(fate.len as u64 * 8) as usize);
-            stats.corrupted += 1;
         }
+        fate.is_marked = self.rng.chance(self.config.mark_ppm);
         fate
     }
 

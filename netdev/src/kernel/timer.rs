@@ -9,11 +9,11 @@ use crate::kernel::descriptors::apart;
 
 /// Readable after it has expired, until it is set again.
 #[derive(Debug)]
-pub(super) struct TimerFd(OwnedFd);
+pub(crate) struct TimerFd(OwnedFd);
 
 impl TimerFd {
     /// A timer that is not running.
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
         // SAFETY: no pointers; a non-negative result is a descriptor without another owner.
         unsafe {
@@ -27,7 +27,7 @@ impl TimerFd {
     }
 
     /// Starts it; a time of zero stops it. Either way it becomes unreadable.
-    pub(super) fn set(&self, time: Duration) {
+    pub(crate) fn set(&self, time: Duration) {
         let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         let value = libc::timespec {
             tv_sec: time.as_secs().cast_signed(),

@@ -1,17 +1,17 @@
-//! The simulator's own pseudo-random numbers, the same on every platform and in every version.
+//! Pseudo-random numbers, the same on every platform and in every version.
 
 /// SplitMix64 (Steele, Lea, Flood 2014; public domain reference by Vigna): 64 bits of state, full
 /// period, every seed is good.
 #[derive(Debug, Clone)]
-pub(super) struct Rng(u64);
+pub(crate) struct Rng(u64);
 
 impl Rng {
-    pub(super) const fn new(seed: u64) -> Self {
+    pub(crate) const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
     /// Another generator, derived from `seed` and `bytes`.
-    pub(super) fn fork(seed: u64, bytes: &[u8]) -> Self {
+    pub(crate) fn fork(seed: u64, bytes: &[u8]) -> Self {
         bytes.iter().fold(Self::new(seed), |rng, &b| Self::new(rng.0 ^ u64::from(b)).stepped())
     }
 
@@ -20,7 +20,7 @@ impl Rng {
         self
     }
 
-    pub(super) fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -29,12 +29,12 @@ impl Rng {
     }
 
     /// Below `bound`, (nearly) uniform; 0 for 0.
-    pub(super) fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 
     /// True `ppm` times in a million. Draws nothing for 0.
-    pub(super) fn chance(&mut self, ppm: u32) -> bool {
+    pub(crate) fn chance(&mut self, ppm: u32) -> bool {
         ppm != 0 && self.below(1_000_000) < u64::from(ppm)
     }
 }

@@ -1,0 +1,80 @@
+//! Datagrams in flight, each until its time.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Duration;
+
+use super::link::Fate;
+
+/// Datagrams in flight, with what is known of each. Buffers are reused.
+#[derive(Debug)]
+pub(crate) struct Flight<T> {
+    /// When each lands, its order among those of one time, and its index in `flying`.
+    due: BinaryHeap<Reverse<(Duration, u64, usize)>>,
+    flying: Vec<Option<(T, Vec<u8>)>>,
+    /// Free indices of `flying`.
+    free: Vec<usize>,
+    buffers: Vec<Vec<u8>>,
+    order: u64,
+    bytes: usize,
+}
+
+impl<T> Default for Flight<T> {
+    fn default() -> Self {
+        let (due, flying, free, buffers) = Default::default();
+        Self { due, flying, free, buffers, order: 0, bytes: 0 }
+    }
+}
+
+impl<T> Flight<T> {
+    /// When the next one lands.
+    pub(crate) fn next(&self) -> Option<Duration> {
+        self.due.peek().map(|Reverse((due, ..))| *due)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.due.len()
+    }
+
+    /// Bytes in flight.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Starts a flight: of these bytes, shortened and changed as the fate says.
+    pub(crate) fn launch(&mut self, of: T, payload: &[u8], fate: &Fate) {
+        let mut bytes = self.buffers.pop().unwrap_or_default();
+        bytes.clear();
+        bytes.extend_from_slice(&payload[..fate.len]);
+        if let Some(bit) = fate.flip {
+            flip(&mut bytes, bit);
+        }
+        self.bytes += bytes.len();
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.flying.push(None);
+            self.flying.len() - 1
+        });
+        self.flying[slot] = Some((of, bytes));
+        self.order += 1;
+        self.due.push(Reverse((fate.due, self.order, slot)));
+    }
+
+    /// Ends the next flight that is over by `now`. Give the buffer [back](Self::take_back).
+    pub(crate) fn land(&mut self, now: Duration) -> Option<(T, Vec<u8>)> {
+        self.next().filter(|due| *due <= now)?;
+        let Reverse((_, _, slot)) = self.due.pop()?;
+        self.free.push(slot);
+        let landed = self.flying[slot].take()?;
+        self.bytes -= landed.1.len();
+        Some(landed)
+    }
+
+    pub(crate) fn take_back(&mut self, buffer: Vec<u8>) {
+        self.buffers.push(buffer);
+    }
+}
+
+/// Flips a bit, by its number from the front.
+pub(crate) fn flip(bytes: &mut [u8], bit: usize) {
+    bytes[bit / 8] ^= 1 << (bit % 8);
+}

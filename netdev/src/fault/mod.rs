@@ -1,0 +1,309 @@
+//! Faults of the network by a seed: the fate of each datagram, decided from bytes and the time.
+//!
+//! A [`Plan`] is that of a user: words, or a schedule. [`Faults`] decides by it, for one port. It
+//! has no clock and no I/O: the same seed, and the same datagrams at the same times, give the same
+//! decisions. Rules of a plan and links of the simulated network share the module [`link`].
+
+pub(crate) mod flight;
+pub(crate) mod link;
+pub(crate) mod log;
+pub(crate) mod rng;
+mod schedule;
+#[cfg(test)]
+mod tests;
+mod words;
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use link::{Fate, Link, LinkConfig, Loss};
+use rng::Rng;
+
+/// Ethernet, IPv4 or IPv6, and UDP headers: a rate limiter counts them besides the payload.
+pub(crate) const HEADERS: [usize; 2] = [14 + 20 + 8, 14 + 40 + 8];
+
+/// The ECN field of a datagram that met congestion: CE (RFC 3168, section 5).
+pub(crate) const CONGESTION: u8 = 3;
+
+/// The most copies of a datagram, by all rules together.
+const COPIES: usize = 4;
+
+/// The most rules of a plan.
+const RULES_MAX: usize = 64;
+
+/// The most bytes of a schedule.
+const SCHEDULE_MAX: u64 = 1 << 20;
+
+/// The longest error, in characters.
+const LINE_MAX: usize = 400;
+
+/// The opcodes that a word means; none if it means none. The ports know no opcodes.
+pub type Opcodes = fn(&str) -> Vec<u8>;
+
+/// The way of a datagram through a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// It leaves.
+    Egress,
+    /// It arrives.
+    Ingress,
+}
+
+impl Side {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Egress => "egress",
+            Self::Ingress => "ingress",
+        }
+    }
+}
+
+/// A user's faults: when, of which datagrams, and which.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// The seed, if the user gave one.
+    pub seed: Option<u64>,
+    rules: Vec<Rule>,
+    /// As the user wrote it.
+    text: String,
+}
+
+/// Faults of some datagrams, for some time.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Rule {
+    /// When it begins, since the port was opened.
+    at: Duration,
+    /// How long it holds; without an end if that is `None`.
+    lasts: Option<Duration>,
+    of: Filter,
+    config: LinkConfig,
+}
+
+/// The datagrams that a rule is for; an empty list stands for all.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Filter {
+    side: Option<Side>,
+    peers: Vec<IpAddr>,
+    /// Destination queue pairs.
+    qps: Vec<u32>,
+    opcodes: Vec<u8>,
+}
+
+/// A datagram, as far as a rule looks at it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Seen<'a> {
+    pub(crate) side: Side,
+    pub(crate) peer: IpAddr,
+    pub(crate) payload: &'a [u8],
+}
+
+impl Seen<'_> {
+    /// The opcode: the first byte of the BTH.
+    fn opcode(&self) -> Option<u8> {
+        self.payload.first().copied()
+    }
+
+    /// The 24 bits of the BTH from this byte.
+    fn number(&self, at: usize) -> Option<u32> {
+        let bytes = self.payload.get(at..at + 3)?;
+        Some(bytes.iter().fold(0, |number, byte| number << 8 | u32::from(*byte)))
+    }
+
+    /// The destination queue pair.
+    fn qp(&self) -> Option<u32> {
+        self.number(5)
+    }
+
+    fn psn(&self) -> Option<u32> {
+        self.number(9)
+    }
+}
+
+impl Filter {
+    fn takes(&self, seen: &Seen<'_>) -> bool {
+        fn has<T: PartialEq>(list: &[T], of: Option<T>) -> bool {
+            list.is_empty() || of.is_some_and(|of| list.contains(&of))
+        }
+        self.side.is_none_or(|side| side == seen.side)
+            && has(&self.peers, Some(seen.peer))
+            && has(&self.qps, seen.qp())
+            && has(&self.opcodes, seen.opcode())
+    }
+}
+
+impl Plan {
+    /// Reads what a user wrote: words such as `loss=2%,delay=100us,seed=7`, the path of a schedule
+    /// that ends in `.toml`, or `off`. Error: one line that says what to change.
+    pub fn read(text: &str, opcodes: Opcodes) -> Result<Self, String> {
+        let is_file =
+            std::path::Path::new(text).extension().is_some_and(|extension| extension == "toml");
+        if !is_file {
+            return Self::of_words(text, opcodes);
+        }
+        let failed = |why: &dyn std::fmt::Display| format!("the schedule {text}: {why}");
+        let length = std::fs::metadata(text).map_err(|error| failed(&error))?.len();
+        if length > SCHEDULE_MAX {
+            return Err(failed(&format!("{length} bytes, of {SCHEDULE_MAX} at most")));
+        }
+        let schedule = std::fs::read_to_string(text).map_err(|error| failed(&error))?;
+        let plan = Self::of_schedule(&schedule, opcodes).map_err(|why| failed(&why))?;
+        Ok(Self { text: text.to_owned(), ..plan })
+    }
+
+    /// Reads words. Error: as [`read`](Self::read).
+    pub fn of_words(text: &str, opcodes: Opcodes) -> Result<Self, String> {
+        words::plan(text, opcodes).map_err(|why| one_line(&why))
+    }
+
+    /// Reads the text of a schedule. Error: as [`read`](Self::read).
+    pub fn of_schedule(text: &str, opcodes: Opcodes) -> Result<Self, String> {
+        schedule::plan(text, opcodes).map_err(|why| one_line(&why))
+    }
+
+    /// Whether nothing ever happens to a datagram.
+    #[must_use]
+    pub fn is_harmless(&self) -> bool {
+        self.rules.iter().all(|rule| rule.config.is_perfect())
+    }
+}
+
+/// An error as one line that fits a terminal, whatever the user's text has that it quotes.
+fn one_line(why: &str) -> String {
+    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    why.chars().map(plain).take(LINE_MAX).collect()
+}
+
+impl std::fmt::Display for Plan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// The decisions of a port.
+#[derive(Debug)]
+pub(crate) struct Faults {
+    rules: Vec<Armed>,
+}
+
+/// A rule, with its state for each side.
+#[derive(Debug)]
+struct Armed {
+    rule: Rule,
+    /// Its place in the plan.
+    number: usize,
+    links: [Link; 2],
+}
+
+/// The fate of a datagram: its copies, or why there is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Decision {
+    copies: [Option<Fate>; COPIES],
+    /// The last loss.
+    pub(crate) loss: Option<Loss>,
+    /// The rule of it, counted from 0.
+    pub(crate) rule: Option<usize>,
+}
+
+impl Decision {
+    /// The copies that arrive.
+    pub(crate) fn copies(&self) -> impl Iterator<Item = &Fate> {
+        self.copies.iter().flatten()
+    }
+
+    /// The copies, of which the caller [keeps](Self::keep) those that it has room for.
+    pub(crate) fn take_copies(&mut self) -> impl Iterator<Item = Fate> + use<> {
+        std::mem::take(&mut self.copies).into_iter().flatten()
+    }
+
+    pub(crate) fn keep(&mut self, fate: Fate) {
+        if let Some(free) = self.copies.iter_mut().find(|copy| copy.is_none()) {
+            *free = Some(fate);
+        }
+    }
+
+    /// A copy is lost, by no rule.
+    pub(crate) fn lose(&mut self, loss: Loss) {
+        self.loss = Some(loss);
+    }
+
+    /// Whether one unchanged copy arrives at once.
+    pub(crate) fn passes(&self, now: Duration) -> bool {
+        let [first, rest @ ..] = &self.copies;
+        let is_untouched = |fate: &Fate| fate.due <= now && fate.flip.is_none() && !fate.is_marked;
+        self.loss.is_none()
+            && first.as_ref().is_some_and(is_untouched)
+            && rest.iter().all(Option::is_none)
+    }
+}
+
+impl Faults {
+    /// The decisions of the `nth` port of a device. Each rule has its own random numbers in each
+    /// direction, so one rule's draws do not depend on the datagrams of another.
+    pub(crate) fn new(plan: &Plan, seed: u64, nth: usize) -> Self {
+        let arm = |(index, rule): (usize, &Rule)| {
+            let link = |side: Side| {
+                let name = [nth as u8, index as u8, side as u8];
+                Link::new(rule.config.clone(), Rng::fork(seed, &name))
+            };
+            let links = [link(Side::Egress), link(Side::Ingress)];
+            Armed { rule: rule.clone(), number: index, links }
+        };
+        let harmful = plan.rules.iter().enumerate().filter(|(_, r)| !r.config.is_perfect());
+        Self { rules: harmful.map(arm).collect() }
+    }
+
+    /// Decides on a datagram. Rules apply one after the other, each to the copies that the one
+    /// before has left.
+    pub(crate) fn decide(&mut self, now: Duration, seen: &Seen<'_>) -> Decision {
+        let len = seen.payload.len();
+        let header = HEADERS[usize::from(seen.peer.is_ipv6())];
+        let copies = [Some(Fate::at(now, len)), None, None, None];
+        let mut decision = Decision { copies, loss: None, rule: None };
+        for Armed { rule, links, number } in &mut self.rules {
+            let since = now.checked_sub(rule.at);
+            let holds = since.is_some_and(|since| rule.lasts.is_none_or(|lasts| since < lasts));
+            if !holds || !rule.of.takes(seen) {
+                continue;
+            }
+            let link = &mut links[seen.side as usize];
+            let mut copies = [None; COPIES];
+            let mut count = 0;
+            for fate in decision.take_copies() {
+                match link.decide(fate.due, fate.len, header) {
+                    Ok((first, second)) => {
+                        for next in [Some(first), second].into_iter().flatten() {
+                            if count < COPIES {
+                                copies[count] = Some(then(&fate, &next));
+                                count += 1;
+                            }
+                        }
+                    }
+                    Err(loss) => {
+                        (decision.loss, decision.rule) = (Some(loss), Some(*number));
+                    }
+                }
+            }
+            decision.copies = copies;
+            if count == 0 {
+                break;
+            }
+        }
+        if seen.side == Side::Egress {
+            // The path decides on the header of what leaves.
+            decision.copies.iter_mut().flatten().for_each(|fate| fate.is_marked = false);
+        }
+        decision
+    }
+}
+
+/// The fate of a datagram that two links treat, one after the other.
+fn then(first: &Fate, second: &Fate) -> Fate {
+    Fate {
+        due: second.due,
+        // A bit that flips twice would be whole again.
+        flip: first.flip.or(second.flip),
+        len: second.len,
+        is_late: first.is_late || second.is_late,
+        is_marked: first.is_marked || second.is_marked,
+    }
+}

@@ -1,0 +1,327 @@
+//! Words, schedules and decisions.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::link::Loss;
+use super::{Decision, Faults, Plan, Seen, Side};
+
+const ACK: u8 = 0x11;
+
+fn opcodes(word: &str) -> Vec<u8> {
+    match word {
+        "acknowledge" => vec![ACK],
+        "send" => vec![0, 1, 2],
+        _ => Vec::new(),
+    }
+}
+
+fn words(text: &str) -> Result<Plan, String> {
+    Plan::of_words(text, opcodes)
+}
+
+fn peer(last: u8) -> IpAddr {
+    IpAddr::from([10, 0, 0, last])
+}
+
+/// A datagram of 100 bytes to a queue pair.
+fn packet(opcode: u8, qp: u32, psn: u32) -> [u8; 100] {
+    let mut bytes = [0; 100];
+    bytes[0] = opcode;
+    bytes[5..8].copy_from_slice(&qp.to_be_bytes()[1..]);
+    bytes[9..12].copy_from_slice(&psn.to_be_bytes()[1..]);
+    bytes
+}
+
+fn seen(payload: &[u8], side: Side) -> Seen<'_> {
+    Seen { side, peer: peer(2), payload }
+}
+
+fn micros(us: u64) -> Duration {
+    Duration::from_micros(us)
+}
+
+/// The decisions about `count` datagrams, one each microsecond.
+fn decisions(faults: &mut Faults, side: Side, count: u64) -> Vec<Decision> {
+    let decide = |n: u64| faults.decide(micros(n), &seen(&packet(4, 0x11, n as u32), side));
+    (0..count).map(decide).collect()
+}
+
+fn faults(text: &str, seed: u64, nth: usize) -> Faults {
+    Faults::new(&words(text).expect(text), seed, nth)
+}
+
+#[test]
+fn each_rate_is_met_over_100_000_datagrams() {
+    type Is<'a> = &'a dyn Fn(usize, &Decision) -> bool;
+    let count = |text: &str, is: Is<'_>| {
+        let all = decisions(&mut faults(text, 7, 0), Side::Ingress, 100_000);
+        all.iter().enumerate().filter(|(n, decision)| is(*n, decision)).count()
+    };
+    let first = |decision: &Decision| *decision.copies().next().unwrap();
+    let late = |n: usize, decision: &Decision| first(decision).due > micros(n as u64);
+    let rates: [(&str, Is<'_>); 5] = [
+        ("loss=2%", &|_, d| d.loss == Some(Loss::Chance)),
+        ("dup=0.02", &|_, d| d.copies().count() == 2),
+        ("corrupt=2e-2", &|_, d| first(d).flip.is_some_and(|bit| bit < 800)),
+        ("ecn=2%", &|_, d| first(d).is_marked),
+        ("reorder=2%", &|n, d| first(d).is_late && late(n, d)),
+    ];
+    for (text, is) in rates {
+        // Six times the deviation of 100,000 draws.
+        let hits = count(text, is);
+        assert!((1735..=2265).contains(&hits), "{text}: {hits}");
+        let off = text.split('=').next().unwrap().to_owned() + "=0,every=1000000";
+        assert_eq!(count(&off, is), 0, "{off}");
+    }
+    assert_eq!(count("every=50", &|n, d| (d.loss == Some(Loss::Every)) != (n % 50 == 49)), 0);
+    let bursts = |_: usize, decision: &Decision| decision.loss == Some(Loss::Burst);
+    let hits = count("burst=0.5%,burst_length=7", &bursts);
+    // A burst takes four on average, and none begins within one.
+    assert!((1700..=2200).contains(&hits), "{hits}");
+    let within = |n: usize, d: &Decision| {
+        let delay = first(d).due - micros(n as u64);
+        (micros(100)..=micros(150)).contains(&delay)
+    };
+    assert_eq!(count("delay=100us,jitter=50us", &within), 100_000);
+    // A datagram of 100 bytes with its headers is 142: at 8 bits in a microsecond each takes 142 µs
+    // and 140 fit into the queue.
+    let passed = count("rate=8Mbit,queue=20000", &|_, d| d.loss != Some(Loss::Rate));
+    assert!((840..=850).contains(&passed), "{passed}");
+}
+
+#[test]
+fn a_seed_repeats_its_decisions_and_ports_and_sides_differ() {
+    let text = "loss=5%,dup=5%,reorder=5%,corrupt=5%";
+    let all = |seed, nth, side| decisions(&mut faults(text, seed, nth), side, 10_000);
+    let one = all(7, 0, Side::Egress);
+    assert_eq!(one, all(7, 0, Side::Egress));
+    for (other, what) in [
+        (all(8, 0, Side::Egress), "seed"),
+        (all(7, 1, Side::Egress), "port"),
+        (all(7, 0, Side::Ingress), "side"),
+    ] {
+        assert_ne!(one, other, "{what}");
+    }
+    // The datagrams of one side change nothing on the other.
+    let mut both = faults(text, 7, 0);
+    decisions(&mut both, Side::Ingress, 500);
+    assert_eq!(decisions(&mut both, Side::Egress, 10_000), one);
+}
+
+#[test]
+fn a_rule_takes_only_its_datagrams() {
+    let at = micros(1);
+    let hits = |text: &str, opcode, qp, side, from| {
+        let bytes = packet(opcode, qp, 0);
+        let seen = Seen { peer: peer(from), ..seen(&bytes, side) };
+        faults(text, 1, 0).decide(at, &seen).loss.is_some()
+    };
+    for (filter, taken) in [
+        ("qp=0x11", [true, false, true, true, true]),
+        ("opcode=acknowledge", [true, true, false, true, true]),
+        ("opcode=17+send", [true, true, false, true, true]),
+        ("side=egress", [true, true, true, false, true]),
+        ("peer=10.0.0.2", [true, true, true, true, false]),
+        ("side=egress,qp=17+18,peer=10.0.0.3+10.0.0.2", [true, true, true, false, true]),
+    ] {
+        let text = format!("partition,{filter}");
+        let found = [
+            hits(&text, ACK, 0x11, Side::Egress, 2),
+            hits(&text, ACK, 0x12, Side::Egress, 2),
+            hits(&text, 4, 0x11, Side::Egress, 2),
+            hits(&text, ACK, 0x11, Side::Ingress, 2),
+            hits(&text, ACK, 0x11, Side::Egress, 3),
+        ];
+        assert_eq!(found, taken, "{text}");
+    }
+    // Too short for a BTH: of no queue pair.
+    let short = seen(&[ACK], Side::Egress);
+    assert!(faults("partition,qp=0", 1, 0).decide(at, &short).loss.is_none());
+    assert!(faults("partition,opcode=17", 1, 0).decide(at, &short).loss.is_some());
+    // 128 bytes with the headers of IPv4 and UDP.
+    for (mtu, loss) in [(127, Some(Loss::Mtu)), (128, None)] {
+        let bytes = packet(4, 1, 1);
+        let decision = faults(&format!("mtu={mtu}"), 1, 0).decide(at, &seen(&bytes, Side::Egress));
+        assert_eq!(decision.loss, loss, "{mtu}");
+    }
+}
+
+#[test]
+fn two_queue_pairs_draw_the_same_of_which_one_is_spared() {
+    let mut faults = faults("loss=50%,qp=1", 3, 0);
+    let mut lost = [0, 0];
+    for n in 0..2000 {
+        let qp = n % 2;
+        let bytes = packet(4, qp, n);
+        let loss = faults.decide(micros(1), &seen(&bytes, Side::Egress)).loss;
+        lost[qp as usize] += u32::from(loss.is_some());
+    }
+    assert_eq!(lost[0], 0);
+    assert!((400..600).contains(&lost[1]), "{lost:?}");
+}
+
+#[test]
+fn several_faults_meet_one_datagram() {
+    // Two copies of each of two copies; the second rule delays all, the third marks them.
+    let text = "dup=100%,delay=1us;dup=100%,delay=2us;dup=100%,ecn=100%,corrupt=100%";
+    let mut all = faults(text, 1, 0);
+    let bytes = packet(4, 1, 1);
+    let decision = all.decide(micros(5), &seen(&bytes, Side::Ingress));
+    let copies: Vec<_> = decision.copies().collect();
+    assert_eq!(copies.len(), super::COPIES);
+    for copy in copies {
+        assert!(copy.due == micros(8) && copy.is_marked && copy.flip.is_some(), "{copy:?}");
+    }
+    // What leaves is not marked: its path writes the header.
+    let decision = all.decide(micros(5), &seen(&bytes, Side::Egress));
+    assert!(decision.copies().all(|copy| !copy.is_marked));
+    // The rule that lost it is named, and the next one sees nothing.
+    let mut all = faults("delay=1us;loss=100%;every=1", 1, 0);
+    let decision = all.decide(micros(5), &seen(&bytes, Side::Egress));
+    assert_eq!((decision.rule, decision.loss), (Some(1), Some(Loss::Chance)));
+    assert_eq!(decision.copies().count(), 0);
+}
+
+#[test]
+fn a_rule_holds_from_its_beginning_to_its_end() {
+    let cut_at = |faults: &mut Faults, ms: u64| {
+        let bytes = packet(4, 1, 1);
+        let now = Duration::from_millis(ms);
+        faults.decide(now, &seen(&bytes, Side::Egress)).loss.is_some()
+    };
+    let mut all = faults("partition,at=1s,for=200ms", 1, 0);
+    let found = [0, 999, 1000, 1199, 1200, 5000].map(|ms| cut_at(&mut all, ms));
+    assert_eq!(found, [false, false, true, true, false, false]);
+    let schedule = r#"
+        seed = 9
+        [[fault]]
+        name = "third"
+        partition = true
+        [[fault]]
+        at = "1s"
+        for = "0.2s"
+        loss = 1.0
+        then = "second"
+        [[fault]]
+        name = "second"
+        for = "100ms"
+        delay = "1ms"
+        then = "third"
+    "#;
+    let plan = Plan::of_schedule(schedule, opcodes).unwrap();
+    assert_eq!(plan.seed, Some(9));
+    let mut all = Faults::new(&plan, 9, 0);
+    let found = [0, 999, 1000, 1199, 1200, 1299, 1300, 9000].map(|ms| cut_at(&mut all, ms));
+    assert_eq!(found, [false, false, true, true, false, false, true, true]);
+}
+
+#[test]
+fn words_and_schedules_say_the_same() {
+    let text = "loss=2%,dup=0.1%,qp=17+18,rate=10Gbit,queue=64K,peer=::1,ecn=1;delay=100us,seed=7";
+    let table = r#"
+        seed = 7
+        [[fault]]
+        loss = 0.02
+        dup = "0.1%"
+        qp = [17, "0x12"]
+        rate = "10Gbit/s"
+        queue = "64KiB"
+        peer = "::1"
+        ecn = 1
+        [[fault]]
+        delay = "0.1ms"
+    "#;
+    let (one, other) = (words(text).unwrap(), Plan::of_schedule(table, opcodes).unwrap());
+    assert_eq!((one.seed, &one.rules), (other.seed, &other.rules));
+    assert_eq!(one.to_string(), text);
+    for off in ["", "off", " off "] {
+        assert!(words(off).unwrap().is_harmless(), "{off:?}");
+    }
+    assert!(words("loss=0,delay=0").unwrap().is_harmless());
+    assert!(!words("corrupt=1e-6").unwrap().is_harmless());
+}
+
+#[test]
+fn each_mistake_has_its_line() {
+    let endless = "loss=1%;".repeat(65) + "dup=1%";
+    for (text, says) in [
+        ("loss=-2%", "a chance from 0 to 100%"),
+        ("loss=101%", "a chance from 0 to 100%"),
+        ("dup=1.01", "a chance from 0 to 100%"),
+        ("loss=NaN", "a chance from 0 to 100%"),
+        ("loss", "a chance from 0 to 100%"),
+        ("corrupt=1e-7", "the least chance is 1e-6"),
+        ("delay=100", "a time with its unit"),
+        ("delay=-1us", "a time with its unit"),
+        ("delay=1e9s", "a time with its unit"),
+        ("delay=9999999999s", "longer than ten days"),
+        ("partition,for=0", "a time longer than none"),
+        ("partition=200ms", "how long it lasts is `for`"),
+        ("every=0", "a whole number from 1 up"),
+        ("mtu=70000", "a whole number from 1 up"),
+        ("rate=10", "a rate from 1 bit"),
+        ("rate=infGbit", "a rate from 1 bit"),
+        ("rate=1Gbit,queue=0", "bytes, from 1"),
+        ("queue=1M,loss=1%", "queue belongs to rate"),
+        ("burst_length=5,loss=1%", "burst_length belongs to burst"),
+        ("loss=1%,side=left", "egress, ingress or both"),
+        ("loss=1%,peer=somewhere", "addresses"),
+        ("loss=1%,qp=0x1000000", "numbers of queue pairs"),
+        ("loss=1%,opcode=256", "opcodes, such as"),
+        ("loss=1%,opcode=sond", "opcodes, such as"),
+        ("ecn=1%,side=egress", "ecn marks datagrams that arrive"),
+        ("loss=1%,loss=2%", "loss stands twice"),
+        ("seed=1,loss=1%;dup=1%,seed=1", "seed stands twice"),
+        ("seed=-1,loss=1%", "seed: a whole number"),
+        ("los=1%", "\"los\" is no word of a fault"),
+        ("loss=1%,", "\"\" is no word of a fault"),
+        ("loss=1\n2,dup=1%", "loss=1 2: a chance"),
+        ("at=1s", "at alone is no fault"),
+        ("seed=7", "names no fault"),
+        (&endless, "more than 64 rules"),
+    ] {
+        let error = words(text).expect_err(text);
+        assert!(error.contains(says) && !error.contains('\n'), "{text}: {error}");
+    }
+    let table = |text: &str| Plan::of_schedule(text, opcodes);
+    for (text, says) in [
+        ("", "missing field `fault`"),
+        ("fault = []", "there is no [[fault]]"),
+        ("[[fault]]\nloss = \"2%", "line 2"),
+        ("sead = 1\n[[fault]]\nloss = 0.1", "unknown field `sead`"),
+        ("[[fault]]\nseed = 1\nloss = 0.1", "number 1: seed stands before"),
+        ("[[fault]]\nloss = 0.1\n[[fault]]\nloss = -0.1", "number 2: loss=-0.1: a chance"),
+        ("[[fault]]", "a rule needs a fault"),
+        ("[[fault]]\nloss = 2020-01-01", "loss: a number, a text"),
+        ("[[fault]]\nloss = 0.1\nfor = \"1s\"\nthen = \"b\"", "no rule has that name"),
+        ("[[fault]]\nname = 1\nloss = 0.1", "name: a name between quotes"),
+        (
+            "[[fault]]\nname = \"a\"\nloss = 0.1\n[[fault]]\nname = \"a\"\nloss = 0.1",
+            "two rules have the name \"a\"",
+        ),
+        (
+            "[[fault]]\nloss = 0.1\nthen = \"a\"\n[[fault]]\nname = \"a\"\nloss = 0.1",
+            "has no `for`, and never ends",
+        ),
+        (
+            "[[fault]]\nloss = 1\nfor = \"1s\"\nthen = \"a\"\n\
+             [[fault]]\nname = \"a\"\nat = \"1s\"\nloss = 1",
+            "\"a\" begins twice",
+        ),
+        (
+            "[[fault]]\nname = \"a\"\nloss = 1\nfor = \"1s\"\nthen = \"a\"",
+            "after \"a\" lead back to it",
+        ),
+        (
+            "[[fault]]\nname = \"a\"\nloss = 1\nfor = \"1s\"\nthen = \"b\"\n\
+             [[fault]]\nname = \"b\"\nloss = 1\nfor = \"1s\"\nthen = \"a\"",
+            "in a circle",
+        ),
+    ] {
+        let error = table(text).expect_err(text);
+        assert!(error.contains(says) && !error.contains('\n'), "{text}: {error}");
+    }
+    let error = Plan::read("/nowhere/faults.toml", opcodes).unwrap_err();
+    assert!(error.contains("the schedule /nowhere/faults.toml: No such file"), "{error}");
+}

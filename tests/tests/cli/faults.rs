@@ -1,0 +1,158 @@
+//! `--fault`: what the commands do on a bad network, on each backend, without root's tools.
+
+use std::path::Path;
+
+use super::{Done, both, run, schema, start};
+use rocinante::device::Backend;
+use rocinante_lab::{Lab, LabConfig};
+use rocinante_tests::on_each_backend;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A counter that a command printed; 0 if it did not.
+fn counter(done: &Done, name: &str) -> u64 {
+    let line = done.err.lines().find_map(|line| line.trim().strip_prefix(name));
+    line.map_or(0, |number| number.trim().parse().expect("a number"))
+}
+
+/// The lines of a log, each as its schema says.
+fn log(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).expect("a log");
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for line in &lines {
+        let errors = schema::errors_of("fault-log", line);
+        assert!(errors.is_empty(), "{errors:?}: {line}");
+    }
+    lines
+}
+
+on_each_backend!(losses_are_repaired, changed_packets_are_dropped, others_are_spared);
+
+fn between(backend: Backend, server: &str, client: &str) -> (Done, Done) {
+    let lab = Lab::new(&LabConfig { mtu: 9000, ..LabConfig::default() }).unwrap();
+    let server = start(lab.container(1), &format!("{server} --netdev {backend}")).that_waits();
+    let address = lab.container(1).ipv4();
+    let client = start(lab.container(0), &format!("{client} --netdev {backend} {address}"));
+    let client = client.finish();
+    (server.finish(), client)
+}
+
+fn losses_are_repaired(backend: Backend) {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("faults.jsonl");
+    let fault = format!("--fault loss=2%,dup=1%,reorder=1%,seed=7 --fault-log {}", path.display());
+    let client = format!("perf write-bw -n 2000 -s 20000 -q 2 --counters {fault}");
+    let (server, client) = between(backend, "perf write-bw", &client);
+    server.succeeded();
+    let client = client.succeeded();
+    let says = "faults are on: loss=2%,dup=1%,reorder=1%,seed=7, seed 7";
+    assert!(client.err.contains(says), "never silently: {}", client.err);
+    let again = counter(&client, "transport.retransmitted_pkts");
+    let lines = log(&path);
+    let first = &lines[0];
+    assert_eq!((&first["seed"], &first["port"]), (&7.into(), &0.into()));
+    // 20,000 packets leave, and those that are sent again.
+    let did = |side: &str, what: &str| {
+        let is = |line: &&Value| {
+            line["side"] == side && line["did"].as_array().unwrap().contains(&what.into())
+        };
+        lines[1..].iter().filter(is).count() as u64
+    };
+    let lost = did("egress", "lost");
+    assert!((300..560).contains(&lost), "{lost}");
+    assert!(again >= lost, "{again} for {lost}");
+    assert!(did("egress", "duplicated") > 50 && did("egress", "reordered") > 50);
+    assert!(did("ingress", "lost") > 0, "acknowledgements, too");
+}
+
+/// Each is changed in one bit, which the ICRC of the receiver tells; the payload is right.
+fn changed_packets_are_dropped(backend: Backend) {
+    let fault = "--fault corrupt=2%,side=egress,seed=3;delay=20us,corrupt=1%";
+    let line = "pingpong -c -s 10000 --counters";
+    let (server, client) = between(backend, line, &format!("{line} -n 500 {fault}"));
+    let (server, client) = (server.succeeded(), client.succeeded());
+    assert!(counter(&server, "drops.icrc") > 5, "{}", server.err);
+    assert!(counter(&client, "drops.icrc") > 1, "{}", client.err);
+}
+
+/// Without a fault, and with one for another peer, nothing is lost.
+fn others_are_spared(backend: Backend) {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("faults.jsonl");
+    let other = format!("partition,peer=203.0.113.7 --fault-log {}", path.display());
+    for fault in ["off", "loss=0", &other] {
+        let client = format!("pingpong -c -n 200 -s 10000 --fault {fault}");
+        let (server, client) = between(backend, "pingpong -c", &client);
+        server.succeeded();
+        let is_on = client.succeeded().err.contains("faults are on");
+        assert_eq!(is_on, fault == other, "{fault}");
+    }
+    assert_eq!(log(&path).len(), 1, "no decision");
+}
+
+#[test]
+fn a_partition_is_survived_or_named() {
+    // Seven repetitions after 67 ms each are more than it lasts.
+    let short = "--fault partition,at=600ms,for=150ms --counters";
+    let (server, client) = both("perf write-bw", &format!("perf write-bw -D 3 {short}"));
+    server.succeeded();
+    let client = client.succeeded();
+    assert!(counter(&client, "transport.retransmitted_pkts") > 0, "{}", client.err);
+    // With 1 ms each they are over.
+    let long = "perf write-bw -D 30 -u 8 --fault partition,at=600ms";
+    let (_, client) = both("perf write-bw -u 8", long);
+    client.failed(1, &["stopped answering on UDP/4791", "RETRY_EXC_ERR"]);
+}
+
+#[test]
+fn a_schedule_is_as_its_schema_says_and_is_followed() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("bad.toml");
+    let text = r#"
+        seed = 5
+        [[fault]]
+        at = "0ms"
+        for = "50ms"
+        loss = "1%"
+        opcode = ["rdma-write", 0x11]
+        then = "slow"
+        [[fault]]
+        name = "slow"
+        delay = "100us"
+        jitter = "20us"
+        side = "egress"
+    "#;
+    std::fs::write(&path, text).unwrap();
+    let value: Value = toml::from_str(text).unwrap();
+    assert_eq!(schema::errors_of("fault", &value), Vec::<String>::new());
+    for wrong in ["fault = [{ los = 1 }]", "fault = [{ loss = -1 }]", "seed = 1", "fault = []"] {
+        let value: Value = toml::from_str(wrong).unwrap();
+        assert!(!schema::errors_of("fault", &value).is_empty(), "{wrong}");
+    }
+    let line = format!("pingpong -n 1000 --json --fault {}", path.display());
+    let (server, client) = both("pingpong", &line);
+    server.succeeded();
+    let client = client.succeeded();
+    assert!(client.err.contains("bad.toml, seed 5"), "{}", client.err);
+    // Most turns are in the second rule.
+    let usual = client.json()["usec_per_iteration"].as_f64();
+    assert!(usual.is_none_or(|usec| usec > 100.0), "{}", client.out);
+}
+
+#[test]
+fn faults_that_make_no_sense_are_refused_with_a_line() {
+    for (fault, says) in [
+        ("loss=101%", "a chance from 0 to 100%"),
+        ("los=1%", "is no word of a fault"),
+        ("/nowhere/bad.toml", "No such file"),
+    ] {
+        for command in ["perf write-bw", "pingpong", "rping", "run -- true"] {
+            let (command, rest) = command.split_once(" -- ").unwrap_or((command, ""));
+            let done = run(&format!("{command} --fault {fault} {rest}"));
+            done.failed(2, &["--fault", says]);
+        }
+    }
+    let addresses = super::Addresses::new();
+    let line = addresses.client_line("pingpong --fault loss=1% --fault-log /nowhere/log");
+    run(&line).failed(1, &["the faults in /nowhere/log: No such file"]);
+}
