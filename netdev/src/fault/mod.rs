@@ -1,8 +1,8 @@
 //! Faults of the network by a seed: the fate of each datagram, decided from bytes and the time.
 //!
-//! A [`Plan`] is that of a user: words, or a schedule. [`Faults`] decides by it, for one port. It
+//! A [`Plan`] is that of a user: words, or a schedule. `Faults` decides by it, for one port. It
 //! has no clock and no I/O: the same seed, and the same datagrams at the same times, give the same
-//! decisions. Rules of a plan and links of the simulated network share the module [`link`].
+//! decisions. Rules of a plan and links of the simulated network share the module `link`.
 
 pub(crate) mod flight;
 pub(crate) mod link;

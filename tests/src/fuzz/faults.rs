@@ -14,7 +14,7 @@ pub(super) fn run(data: &[u8]) {
     match plan {
         // What was taken once is taken again, as the same.
         Ok(plan) if !is_schedule => {
-            assert_eq!(Plan::of_words(&plan.to_string(), opcodes), Ok(plan))
+            assert_eq!(Plan::of_words(&plan.to_string(), opcodes), Ok(plan));
         }
         Ok(plan) => assert_eq!(Plan::of_schedule(text, opcodes), Ok(plan)),
         Err(why) => assert!(!why.is_empty() && !why.contains(char::is_control), "{why:?}"),
