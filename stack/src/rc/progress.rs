@@ -172,7 +172,7 @@ impl Qp {
         }
         self.requester.advance(now, to, &self.core.sq, &self.params, &mut shared.peers);
         if !self.core.sq.is_empty() && self.core.sq.get(self.core.sq.head).is_long() {
-            self.executed(to, shared);
+            self.note_executed(to, shared);
         }
         self.retire(to, shared, host);
         (self.retries, self.rnr_retries) = (0, 0);
@@ -194,9 +194,9 @@ impl Qp {
         self.report_drained(shared);
     }
 
-    /// Everything before `to` is acknowledged, perhaps all of the oldest request.
+    /// The peer executed the oldest request, one of several packets, if all of it is before `to`.
     #[inline(never)]
-    fn executed(&self, to: Seq, shared: &mut Shared) {
+    fn note_executed(&self, to: Seq, shared: &mut Shared) {
         let oldest = self.core.sq.get(self.core.sq.head);
         if oldest.last() < to {
             shared.peers.executed(self.params.peer, &oldest.op, oldest.len);

@@ -135,6 +135,7 @@ impl<C: Controller> Congestion<C> {
         if self.controller.cwnd() != before {
             self.resized();
         }
+        debug_assert!(self.allowed == self.controller.cwnd() || !self.pacer.is_empty());
     }
 
     /// See [`Controller::on_loss`].

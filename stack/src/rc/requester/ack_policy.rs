@@ -90,13 +90,16 @@ impl Acks {
 }
 
 impl Qp {
-    /// Whether the message of one packet under the cursor, the last of the queue, need not ask. It
-    /// makes no completion, which would ask, and its data was copied at the post: no program that
-    /// has its answer finds its data in use.
+    /// Whether the message of one packet under the cursor, the last of the queue, need not ask: one
+    /// that is followed asks by the next. The caller found that it makes no completion, which would
+    /// ask, and that its data was copied at the post: no program that has its answer finds its data
+    /// in use.
     pub(super) fn is_quiet_answer(&self, now: Time, peers: &Peers) -> bool {
         let Self { core, requester, responder, params, .. } = self;
         let Requester { acks, control, recovery, round_trip, .. } = requester;
         let wqe = core.sq.get(requester.wqe_next);
+        debug_assert!(wqe.is_plain() && wqe.is_inline_and_unsignaled());
+        debug_assert_eq!(requester.wqe_next + 1, core.sq.tail);
         let small =
             matches!(wqe.op, SendOp::Write { .. } | SendOp::Send { .. }) && wqe.len <= BYTES_MAX;
         let answers = responder.expected() != acks.expected && now.since(acks.left) < SOON_NS;

@@ -61,7 +61,7 @@ pub(super) struct ResponseRequest {
 /// What leaves in a burst: packets of one request; requests of one packet each; or only one, the
 /// last of the queue, which asks or does not.
 pub(super) const PARTS: u8 = 0;
-const PLAIN: u8 = 1;
+const SINGLES: u8 = 1;
 const LAST: u8 = 2;
 const QUIET: u8 = 3;
 
@@ -109,7 +109,7 @@ impl Burst<'_> {
     }
 
     /// The packet left, and `asks` or not. The burst ends with the last packet that may ask, and
-    /// with its request: that is `last` of the queue if it is `plain`.
+    /// with its request, or of single packets with the last of the queue.
     #[inline(always)]
     fn sent<const KIND: u8>(&mut self, packet: &NextPacket, asks: bool, tail: WqeIndex) {
         self.left = Cost { bytes: packet.bytes, datagrams: self.left.datagrams + 1 };
@@ -237,7 +237,7 @@ impl Qp {
         if !wqe.is_plain() {
             self.send_packets::<PARTS, H>(now, permit, quantum, shared, host, sink)
         } else if !is_last {
-            self.send_packets::<PLAIN, H>(now, permit, quantum, shared, host, sink)
+            self.send_packets::<SINGLES, H>(now, permit, quantum, shared, host, sink)
         } else if wqe.is_inline_and_unsignaled() {
             self.send_inline(now, permit, quantum, shared, host, sink)
         } else {
@@ -279,6 +279,7 @@ impl Qp {
         let Some(to) = core.target() else { return Sent::Refused };
         let sq = &core.sq;
         let mut burst = requester.begin(permit, quiet, *quantum, shared.peers.runs());
+        debug_assert!(!last || burst.most > 0);
         let (mut sent, mut payload) = (Sent::Yes, 0);
         while last || burst.left.datagrams < burst.most {
             let wqe = sq.get(burst.index);
@@ -287,6 +288,7 @@ impl Qp {
                 break;
             }
             let ack_req = if last { !quiet } else { requester.asks(&burst, &next, sq, params.mtu) };
+            debug_assert!(!last || quiet || requester.asks(&burst, &next, sq, params.mtu));
             let packet = match plain {
                 true => RequestPacket::of_plain(burst.index, wqe, ack_req),
                 false => RequestPacket::of(burst.index, wqe, next.psn, params.mtu, ack_req),
@@ -299,7 +301,7 @@ impl Qp {
                 break;
             }
             payload += u64::from(packet.len);
-            // Nothing joins the run of the last.
+            // No packet of this turn could join the run of the last, and the next turn begins one.
             match last {
                 true => requester.control.batch.begin(),
                 false => requester.control.batch.sent(next.size, burst.runs),
@@ -308,6 +310,7 @@ impl Qp {
                 requester.note_asks(&mut burst, &mut shared.peers);
             }
             burst.sent::<KIND>(&next, ack_req, sq.tail);
+            debug_assert!(!last || burst.index == sq.tail);
             if last {
                 break;
             }

@@ -374,7 +374,7 @@ impl Requester {
     }
 
     /// Whether a burst, of which packets have left, goes on with `packet` of the request `wqe`: a
-    /// single packet of another request if it is `plain`.
+    /// single packet of another request, unless `KIND` is `PARTS`.
     #[inline(always)]
     pub(super) fn goes_on<const KIND: u8>(
         &self,
