@@ -248,7 +248,11 @@ impl From<Facts> for Container {
         }
         // Beside those of a device: a program gives its own any name.
         let forged = facts.dropped.into_iter();
-        let forged = forged.map(|(reason, count)| (format!("drop_forged_{reason}"), count));
+        let forged = forged.map(|(reason, count)| match &*reason {
+            // The container's own, and of one without a claim.
+            "unclaimed" => ("drop_unclaimed".into(), count),
+            _ => (format!("drop_forged_{reason}"), count),
+        });
         it.counters.entry(String::new()).or_default().extend(forged);
         it
     }
@@ -281,15 +285,17 @@ mod tests {
         for device in ["eth0", ""] {
             let facts = serde_json::json!({
                 "name": "veth0",
-                "dropped": {"arp": 3, "ipv4": 4},
+                "dropped": {"arp": 3, "ipv4": 4, "unclaimed": 6},
                 "devices": [{"device": device, "open": [], "counters": {"drop_pkey": 5}}],
             });
             let facts: Facts = serde_json::from_value(facts).expect("a container");
             let counters = Container::from(facts).counters;
             let all: BTreeMap<&str, u64> =
                 counters.values().flatten().map(|(name, count)| (name.as_str(), *count)).collect();
-            let expected = [("drop_forged_arp", 3), ("drop_forged_ipv4", 4), ("drop_pkey", 5)];
-            assert_eq!(all, expected.into(), "{device:?}");
+            let of_filter =
+                [("drop_forged_arp", 3), ("drop_forged_ipv4", 4), ("drop_unclaimed", 6)];
+            let expected = of_filter.into_iter().chain([("drop_pkey", 5)]).collect();
+            assert_eq!(all, expected, "{device:?}");
         }
     }
 }

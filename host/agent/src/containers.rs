@@ -288,7 +288,7 @@ impl Containers {
     }
 
     fn guard(&self, found: FoundEnd) -> Result<HostEnd, Refused> {
-        let (end, namespace) = (found.end.clone(), found.namespace);
+        let (end, namespace, peer) = (found.end.clone(), found.namespace, found.peer);
         let turn = self.turn_of(end.index);
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         let allowed = self.lock().allowed_of(&found);
@@ -316,7 +316,7 @@ impl Containers {
             inner.remove(end.index);
             return Err(Refused::new(Code::Interface, "your interface has gone", ""));
         }
-        inner.follow_closed(|it| it.namespace == namespace);
+        inner.follow_closed(|it| it.namespace == namespace && it.peer != peer);
         self.write(&inner);
         steps::reached("filter recorded");
         drop(inner);
@@ -475,13 +475,13 @@ impl Inner {
                 (Err(e), _) => {
                     let of = container.namespace;
                     self.journal.failed(of, &container.name, "cannot be followed", &e);
-                    return true;
+                    container.sources.clone()
                 }
             }
         } else {
             // Its other end is in another namespace, which has announced nothing yet: the addresses
             // permitted before stay, and no others.
-            return true;
+            container.sources.clone()
         };
         let allowed = allowed(&self.cut_off, container.namespace, &sources, is_closed);
         match SourceFilter::attach(index, &allowed) {

@@ -153,8 +153,10 @@ pub async fn driver(client: Client, places: Places, devices: u32, period: Durati
         let Some(uid) = dra else { return std::future::pending().await };
         let (is_keeper, keeps) = channel(false);
         let has_shares = |has| _ = shares.send_replace(has);
-        let devices = driver.devices(uplinks.clone(), health);
+        let (word, serves) = channel(None);
+        let devices = driver.devices(uplinks.clone(), health.clone(), serves);
         tokio::join!(
+            dra::health::judge(health, period, word),
             dra::socket::follow(&kubelet, &uid, &driver, &devices, period),
             dra::slices::keep(&driver, uplinks, of_node, is_keeper, has_shares, period),
             dra::tend::tend(&driver, devices.clone(), keeps, period),

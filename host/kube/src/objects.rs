@@ -81,6 +81,8 @@ pub(crate) enum Failed {
     Gone,
     /// The server refused it, and did nothing.
     Refused(String),
+    /// So for now: it is busy (429), or a token has just expired (401).
+    Later(String),
     /// The server speaks of a conflict. It says so of a bind, too, whose outcome its storage did
     /// not learn (`BindingREST.assignPod`).
     Conflict(String),
@@ -92,7 +94,7 @@ impl Failed {
     /// As an answer to a bind.
     pub(crate) fn outcome(&self) -> Outcome {
         match self {
-            Self::Gone | Self::Refused(_) => Outcome::Refused,
+            Self::Gone | Self::Refused(_) | Self::Later(_) => Outcome::Refused,
             Self::Conflict(_) | Self::Unknown(_) => Outcome::Unknown,
         }
     }
@@ -102,7 +104,7 @@ impl std::fmt::Display for Failed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Gone => f.write_str("it is gone"),
-            Self::Refused(why) | Self::Conflict(why) => f.write_str(why),
+            Self::Refused(why) | Self::Later(why) | Self::Conflict(why) => f.write_str(why),
             Self::Unknown(why) => write!(f, "no answer from the API server: {why}"),
         }
     }
@@ -319,6 +321,9 @@ pub(crate) async fn asked<T>(request: impl Future<Output = kube::Result<T>>) -> 
         Ok(Err(kube::Error::Api(status))) if status.code == 404 => Err(Failed::Gone),
         Ok(Err(kube::Error::Api(status))) if status.code == 409 => {
             Err(Failed::Conflict(status.message.clone()))
+        }
+        Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 429) => {
+            Err(Failed::Later(status.message.clone()))
         }
         // 408 says that the server gave up, and not what it had done.
         Ok(Err(kube::Error::Api(status)))

@@ -213,7 +213,7 @@ pub(crate) struct ContainerStatus {
     /// Whether nothing leaves it, because they hold more than they may.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) cut_off: bool,
-    /// Whether no RoCEv2 leaves it, as its pod has no claim.
+    /// Whether no RoCEv2 leaves it, as no claim opens it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) closed: bool,
     /// Frames that were dropped, by reason, since the program is there.

@@ -49,7 +49,7 @@ pub(super) fn status(agent: &AgentStatus, containers: &[ContainerStatus]) -> Str
         add_rates(&mut out, container);
         add_uses(&mut out, container);
         if container.closed {
-            out.push_str("  closed: no RoCEv2 leaves it, as its pod has no claim\n");
+            out.push_str("  closed: no RoCEv2 leaves it, as no claim opens it\n");
         }
         let ports = container.ports.iter().map(|of| {
             let memory = memory(of.bytes);

@@ -185,7 +185,8 @@ impl SourceFilter {
         let surplus: Vec<_> = present.difference(&wanted).cloned().collect();
         let value = if sources.is_closed { program::CLOSED } else { program::OPEN };
         for key in wanted {
-            if !present.contains(&key) || self.own.value(&key)? != value {
+            // It may have gone since: another thread follows the same container.
+            if !present.contains(&key) || self.own.value(&key).ok() != Some(value) {
                 self.own.set(&key, value)?;
             }
         }

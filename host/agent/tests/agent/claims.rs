@@ -6,6 +6,7 @@ use std::net::{IpAddr, UdpSocket};
 
 use rocinante_agent::control::{self, About};
 use rocinante_agent::host::Reason;
+use rocinante_lab::Netns;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use serde_json::{Value, json};
 
@@ -190,6 +191,33 @@ fn where_claims_decide_no_roce_leaves_a_container_without_one() {
     assert_eq!(hears(&host), [closed; 3]);
 }
 
+/// Whether no RoCEv2 leaves the end with this name; `None` if it is not guarded.
+fn is_closed(host: &Host, end: &str) -> Option<bool> {
+    let filter = || rocinante_agent::host::SourceFilter::find(host.index(end));
+    let filter = host.lab.host().run(filter).expect("entered").expect("a query");
+    filter.map(|it| it.sources().expect("read").expect("sound").is_closed)
+}
+
+/// A container that administers itself moves its interface where the agent cannot follow it.
+#[test]
+fn an_interface_that_was_moved_is_closed_as_others() {
+    let mut host = host_or_skip!("claims::an_interface_that_was_moved", 1);
+    let (_far, _) = far(&host);
+    host.configure(UPLINK);
+    host.start();
+    introduce(&host, 0, "p");
+    assert_eq!(is_closed(&host, "veth0"), Some(false));
+    let below = Netns::new().expect("a namespace");
+    let moves = ["link", "set", "eth0", "netns", &below.path()];
+    host.container(0).netns().ip(&moves).expect("moved");
+    reload(&host, &[UPLINK, "default_policy = \"claimed\""].concat());
+    assert_eq!(is_closed(&host, "veth0"), Some(true));
+    assert_eq!(claim(&host, "c", &["p"], [100, 0]), done());
+    assert_eq!(is_closed(&host, "veth0"), Some(false));
+    assert_eq!(asked(&host, json!({"command": "unclaim", "name": "c"})), done());
+    assert_eq!(is_closed(&host, "veth0"), Some(true));
+}
+
 /// The engine introduces one interface of a pod; the other came before or comes later.
 #[test]
 fn a_claim_opens_each_interface_of_a_pod() {
@@ -203,11 +231,6 @@ fn a_claim_opens_each_interface_of_a_pod() {
         host.lab.host().ip(&veth).expect("a veth");
     };
     add("more1", "eth1");
-    let is_closed = |host: &Host, end: &str| {
-        let filter = || rocinante_agent::host::SourceFilter::find(host.index(end));
-        let filter = host.lab.host().run(filter).expect("entered").expect("a query");
-        filter.map(|it| it.sources().expect("read").expect("sound").is_closed)
-    };
     introduce(&host, 0, "p");
     add("more2", "eth2");
     let each = |host: &Host| ["veth0", "more1", "more2"].map(|end| is_closed(host, end));

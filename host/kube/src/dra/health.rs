@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::StreamExt as _;
 use futures_util::stream::{self, BoxStream};
-use tokio::sync::watch::Receiver;
+use tokio::sync::watch::{Receiver, Sender};
 use tonic::{Request, Response};
 
 use self::api::dra_resource_health_server::DraResourceHealth;
@@ -26,6 +26,26 @@ pub(crate) mod api {
 /// 30 s.
 const AGAIN: Duration = Duration::from_secs(10);
 
+/// The agent has gone after so many silences: one that restarts, or is busy, has not.
+const SILENCES: u32 = 5;
+
+/// Tells `serves` whether the agent is there, by whether it answers, until the driver ends. It says
+/// nothing of an agent that was not asked for long enough.
+pub(crate) async fn judge(
+    mut is_there: Receiver<bool>,
+    period: Duration,
+    serves: Sender<Option<bool>>,
+) {
+    loop {
+        let answer = tokio::time::timeout(SILENCES * period, is_there.wait_for(|it| *it));
+        let word = answer.await.is_ok();
+        serves.send_if_modified(|it| it.replace(word) != Some(word));
+        if is_there.wait_for(|it| *it != word).await.is_err() {
+            return;
+        }
+    }
+}
+
 /// The devices, as far as the driver knows them. Its clones see the same.
 #[derive(Clone)]
 pub(crate) struct Devices {
@@ -34,12 +54,14 @@ pub(crate) struct Devices {
     /// The agent's last word, and whether it answers now.
     pub(crate) uplinks: Receiver<Option<Status>>,
     pub(crate) is_there: Receiver<bool>,
+    /// Whether it serves its containers, by [`judge`].
+    pub(crate) serves: Receiver<Option<bool>>,
 }
 
 impl Devices {
     /// Why a device does not serve its pods, if so.
     pub(crate) fn fault(&self, device: &str) -> Option<String> {
-        if !*self.is_there.borrow() {
+        if *self.serves.borrow() == Some(false) {
             return Some("the agent of the node does not answer".into());
         }
         let status = self.uplinks.borrow();
@@ -61,7 +83,11 @@ impl Devices {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let device = |device: String| {
             let fault = self.fault(&device);
-            let health = if fault.is_none() { Health::Healthy } else { Health::Unhealthy };
+            let health = match (*self.serves.borrow(), &fault) {
+                (None, _) => Health::Unknown,
+                (_, None) => Health::Healthy,
+                (_, Some(_)) => Health::Unhealthy,
+            };
             DeviceHealth {
                 device: Some(Identifier { pool: self.node.to_string(), device }),
                 health: health.into(),
@@ -77,7 +103,7 @@ impl Devices {
     async fn changed(&mut self) -> Option<()> {
         tokio::select! {
             changed = self.uplinks.changed() => changed.ok(),
-            changed = self.is_there.changed() => changed.ok(),
+            changed = self.serves.changed() => changed.ok(),
             () = tokio::time::sleep(AGAIN) => Some(()),
         }
     }
@@ -92,11 +118,49 @@ impl DraResourceHealth for Devices {
         _: Request<WatchRequest>,
     ) -> Result<Response<Self::NodeWatchResourcesStream>, tonic::Status> {
         let mut devices = self.clone();
-        devices.is_there.mark_changed();
+        devices.serves.mark_changed();
         let words = stream::unfold(devices, async |mut devices| {
             devices.changed().await?;
             Some((Ok(devices.all()), devices))
         });
         Ok(Response::new(words.boxed()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::watch::channel;
+    use tokio::time::sleep;
+
+    use super::*;
+
+    const PERIOD: Duration = Duration::from_secs(2);
+
+    /// An agent that was not asked yet, that restarts, and that ends; of two drivers one was never
+    /// answered.
+    #[tokio::test(start_paused = true)]
+    async fn a_restart_of_the_agent_is_no_fault() {
+        let ((is_there, answers), (_absent, never)) = (channel(false), channel(false));
+        let ((to, serves), (to_other, other)) = (channel(None), channel(None));
+        tokio::spawn(judge(answers, PERIOD, to));
+        tokio::spawn(judge(never, PERIOD, to_other));
+        sleep(4 * PERIOD).await;
+        assert_eq!((*serves.borrow(), *other.borrow()), (None, None));
+        is_there.send_replace(true);
+        sleep(Duration::from_millis(1)).await;
+        assert_eq!(*serves.borrow(), Some(true));
+        for _ in 0..3 {
+            is_there.send_replace(false);
+            sleep(4 * PERIOD).await;
+            assert_eq!((*serves.borrow(), *other.borrow()), (Some(true), Some(false)));
+            is_there.send_replace(true);
+            sleep(PERIOD).await;
+        }
+        is_there.send_replace(false);
+        sleep(6 * PERIOD).await;
+        assert_eq!(*serves.borrow(), Some(false));
+        is_there.send_replace(true);
+        sleep(Duration::from_millis(1)).await;
+        assert_eq!(*serves.borrow(), Some(true));
     }
 }

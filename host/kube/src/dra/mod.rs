@@ -58,14 +58,15 @@ impl Dra {
         Self { cluster, node: node.into(), agent, store, unsettled: Arc::default() }
     }
 
-    /// Its devices, by the agent's last word and by whether it answers.
+    /// Its devices, by the agent's last word, by whether it answers, and by whether it serves.
     pub(crate) fn devices(
         &self,
         uplinks: Receiver<Option<agent::Status>>,
         is_there: Receiver<bool>,
+        serves: Receiver<Option<bool>>,
     ) -> Devices {
         let (node, store) = (Arc::clone(&self.node), Arc::clone(&self.store));
-        Devices { node, store, uplinks, is_there }
+        Devices { node, store, uplinks, is_there, serves }
     }
 
     /// Prepares a claim, also one that is prepared: it is as the API server has it now, or stays as

@@ -220,6 +220,7 @@ pub(crate) async fn tend(
                 }
             },
             Ok(()) = devices.is_there.changed() => {}
+            Ok(()) = devices.serves.changed() => {}
             Ok(()) = devices.uplinks.changed() => {}
             Ok(()) = keeps.changed() => {}
             () = dra.unsettled.notified() => is_due = true,
@@ -290,7 +291,6 @@ async fn follow(
         if before == Some(&word) || !attempts.is_due() {
             continue;
         }
-        let mut done = Ok(());
         match dra.cluster.report(record, &record.status(&word)).await {
             Ok(()) | Err(Failed::Gone) => _ = reported.insert(uid.clone(), word),
             // A right or a feature is missing: pods run without it.
@@ -298,9 +298,13 @@ async fn follow(
                 tracing::warn!(claim = record.name, "its status is not written: {why}");
                 reported.insert(uid.clone(), word);
             }
-            Err(failed) => done = Err(format!("the status of {}: {failed}", record.name)),
+            // The others wait with it: each may take its time, and pods are to be joined meanwhile.
+            Err(failed) => {
+                attempts.done(Err(format!("the status of {}: {failed}", record.name)));
+                break;
+            }
         }
-        attempts.done(done);
+        attempts.done(Ok(()));
     }
     Ok(())
 }

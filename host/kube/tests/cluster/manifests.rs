@@ -1,4 +1,4 @@
-//! The files of `deploy/kubernetes`, as the API server judges them. Nothing of them stays.
+//! The files of `deploy/kubernetes`, as the API server judges them: it stores none.
 
 use std::path::Path;
 
@@ -33,11 +33,13 @@ fn known(object: &Value) -> Result<(&'static str, &'static str, u32), String> {
         "RoleBinding" => ("/apis/rbac.authorization.k8s.io/v1", "rolebindings", 0),
         // `maxSurge` of DaemonSets.
         "DaemonSet" if name == "rocinante-driver" => ("/apis/apps/v1", "daemonsets", 22),
-        "DaemonSet" => ("/apis/apps/v1", "daemonsets", 0),
+        // `appArmorProfile`.
+        "DaemonSet" => ("/apis/apps/v1", "daemonsets", 30),
         "Deployment" => ("/apis/apps/v1", "deployments", of_pods),
         "DeviceClass" => ("/apis/resource.k8s.io/v1", "deviceclasses", 34),
-        "ResourceClaim" => ("/apis/resource.k8s.io/v1", "resourceclaims", 34),
-        "ResourceClaimTemplate" => ("/apis/resource.k8s.io/v1", "resourceclaimtemplates", 34),
+        // With `capacity`, on from 1.36.
+        "ResourceClaim" => ("/apis/resource.k8s.io/v1", "resourceclaims", 36),
+        "ResourceClaimTemplate" => ("/apis/resource.k8s.io/v1", "resourceclaimtemplates", 36),
         "ValidatingAdmissionPolicy" => {
             ("/apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicies", 30)
         }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use hyper::StatusCode;
 use serde_json::{Value, json};
 
 use crate::dra::{Shared, UID, share, with};
@@ -93,6 +94,14 @@ async fn the_status_of_a_claim_follows_its_uplink() {
     assert_eq!([ready("c"), status("d")["networkData"].clone()], before, "the other, and the rest");
     agent.has(&[("ens1", 10, None), ("ens2", 10, None)]);
     until("ens2 is up", async || is(&ready("d"), "True", "reserved")).await;
+    // A server that is busy, or that has not seen a new token yet.
+    for code in [StatusCode::TOO_MANY_REQUESTS, StatusCode::UNAUTHORIZED] {
+        for (fault, condition) in [(Some("its link is down"), "False"), (None, "True")] {
+            it.api().fail_resources([code; 2]);
+            agent.has(&[("ens1", 10, None), ("ens2", 10, fault)]);
+            until("it is written later", async || ready("d")["status"] == condition).await;
+        }
+    }
     drop(agent);
     for name in ["c", "d"] {
         until("the agent ends", async || is(&ready(name), "False", "does not answer")).await;

@@ -293,6 +293,9 @@ fn examples_are_restricted_and_only_the_agent_has_capabilities() {
             assert_eq!(own["allowPrivilegeEscalation"], false, "{file}");
             assert_eq!(own["capabilities"]["drop"], json!(["ALL"]), "{file}");
             assert_eq!(own["capabilities"]["add"].is_null(), !is_agent, "{file}");
+            // An engine's profile keeps it from the namespaces of processes outside of it.
+            let is_unconfined = own["appArmorProfile"] == json!({"type": "Unconfined"});
+            assert_eq!(is_unconfined, is_agent, "{file}");
             assert_eq!(either("seccompProfile")["type"], "RuntimeDefault", "{file}");
             assert!(own["privileged"].is_null(), "{file}");
             if is_example {
