@@ -1,8 +1,8 @@
 //! A queue in a ring whose length is a power of two, so that a mask turns a count into a place.
 //!
-//! A push or a pop takes fewer instructions than that of a `VecDeque`, and the queue itself 24 bytes
-//! in the place of 32. In exchange the room for elements is rounded up to a power of two and written
-//! when it is made, and elements are `Copy`.
+//! A push or a pop takes fewer instructions than that of a `VecDeque`, and the queue itself 24
+//! bytes in the place of 32. In exchange the room for elements is rounded up to a power of two and
+//! written when it is made, and elements are `Copy`.
 
 /// A queue of elements.
 #[derive(Debug, Default)]
