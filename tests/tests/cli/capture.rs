@@ -77,7 +77,7 @@ fn netns_of(of: &Container) -> String {
 /// All packets have a valid ICRC, and those of one queue pair go both ways.
 fn packets_are_those_of_a_wire(backend: Backend) {
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let sides = traffic(&lab, &format!("perf write-bw --netdev {backend} -D 60 -s 60000 --json"));
+    let sides = traffic(&lab, &format!("perf write-bw --netdev {backend} -D 600 -s 60000 --json"));
     let end = lab.container(0).host_end();
     let file = written();
     let line = format!("--seconds 0.3 {end}");
@@ -165,7 +165,7 @@ on_each_backend!(packets_are_those_of_a_wire);
 #[test]
 fn datagrams_are_those_of_one_queue_pair() {
     let lab = Lab::new(&LabConfig::default()).unwrap();
-    let line = "perf send-bw -c UD --netdev udp -q 2 -D 60 -s 1K --json";
+    let line = "perf send-bw -c UD --netdev udp -q 2 -D 600 -s 1K --json";
     let [client, server] = [0, 1].map(|index| lab.container(index));
     let waiting = start(server, line).that_waits();
     let sends = start(client, &format!("{line} {}", server.ipv4())).that_says(" send-bw ");
@@ -202,7 +202,7 @@ fn by_the_agent_on(backend: Backend) {
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let agent = Agent::start(lab.host());
     let [client, server] = [0, 1].map(|index| lab.container(index));
-    let line = format!("perf write-bw --netdev {backend} -D 60 -s 1K --json");
+    let line = format!("perf write-bw --netdev {backend} -D 600 -s 1K --json");
     let _waiting = handed::start(server, &agent, &line).that_waits();
     let mut writes = handed::start(client, &agent, &format!("{line} {}", server.ipv4()));
     writes.says(" write-bw ");
@@ -227,7 +227,7 @@ fn of_the_own_container_on(backend: Backend) {
     let agent = Agent::start(lab.host());
     let mut running = Vec::new();
     for (from, to) in [(0, 2), (1, 3)].map(|(from, to)| (lab.container(from), lab.container(to))) {
-        let line = format!("perf write-bw --netdev {backend} -D 60 -s 60000 --json");
+        let line = format!("perf write-bw --netdev {backend} -D 600 -s 60000 --json");
         let waiting = handed::start(to, &agent, &line).that_waits();
         let mut writes = handed::start(from, &agent, &format!("{line} {}", to.ipv4()));
         writes.says(" write-bw ");

@@ -41,7 +41,7 @@ fn until_enough(query: impl Fn() -> Running, enough: impl Fn(&Value) -> bool) ->
 /// A client that writes, beside a server in another container.
 fn traffic(start: impl Fn(&Container, &str) -> Running, lab: &Lab) -> [Running; 2] {
     let [client, server] = [0, 1].map(|index| lab.container(index));
-    let line = "perf write-bw --netdev udp -D 60 -s 1K --json";
+    let line = "perf write-bw --netdev udp -D 600 -s 1K --json";
     let waiting = start(server, line).that_waits();
     let writes = start(client, &format!("{line} {}", server.ipv4())).that_says(" write-bw ");
     [writes, waiting]

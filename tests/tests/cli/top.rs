@@ -129,7 +129,7 @@ fn a_narrow_terminal_shows_containers_and_a_wide_one_queue_pairs() {
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let [client, server] = [0, 1].map(|index| lab.container(index));
     // Its peer is short of receives.
-    let line = "perf send-bw --netdev udp -D 60 -s 1K -r 8 --json";
+    let line = "perf send-bw --netdev udp -D 600 -s 1K -r 8 --json";
     let _waiting = start(server, line).that_waits();
     let writes = start(client, &format!("{line} {}", server.ipv4())).that_says(" send-bw ");
     let of = std::fs::read_link(format!("/proc/{}/ns/net", writes.child.id())).unwrap();
@@ -212,7 +212,7 @@ fn an_agent_that_goes_away_and_comes_back_is_no_end() {
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let mut agent = Agent::start(lab.host());
     let [client, server] = [0, 1].map(|index| lab.container(index));
-    let line = "perf write-bw --netdev packet -D 60 -s 64K --json";
+    let line = "perf write-bw --netdev packet -D 600 -s 64K --json";
     let _waiting = handed::start(server, &agent, line).that_waits();
     let mut writes = handed::start(client, &agent, &format!("{line} {}", server.ipv4()));
     writes.says(" write-bw ");

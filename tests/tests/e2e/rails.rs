@@ -93,7 +93,9 @@ impl Rails {
         let sides = own.map(|own| Side::open(at.netns(), own, &setup));
         let peer = address(&lab, 1, Family::V4);
         let peer = Side::open(lab.container(1).netns(), peer, &setup);
-        Self { second: second.to_string(), sides, peer, lab }
+        let rails = Self { second: second.to_string(), sides, peer, lab };
+        rails.wait_for_link();
+        rails
     }
 
     fn connect(&self) -> [Rail<'_>; 2] {
