@@ -42,6 +42,8 @@ pub struct FaultyPort {
     ways: Vec<Option<Way>>,
     /// Datagrams that leave later, each with its path and the bit to flip.
     leaving: Flight<(PathId, Option<usize>)>,
+    /// Before this time the port behind is not asked for room again.
+    room_at: Duration,
     arriving: Flight<Envelope>,
     /// Datagrams so far, of each side.
     counts: [u64; 2],
@@ -97,6 +99,7 @@ impl FaultyPort {
             reserved: None,
             ways: Vec::new(),
             leaving: Flight::default(),
+            room_at: Duration::ZERO,
             arriving: Flight::default(),
             counts: [0; 2],
             failures: Vec::new(),
@@ -121,29 +124,39 @@ impl FaultyPort {
         self.began.elapsed()
     }
 
-    /// Commits datagrams that are due by `until`. One for which there is no room waits a little.
+    /// When the next datagram that is held back may leave.
+    fn leaves_at(&self) -> Option<Duration> {
+        self.leaving.next().map(|due| due.max(self.room_at))
+    }
+
+    /// Commits datagrams that are due by `until`. If there is no room, they wait a little, and stay
+    /// in order.
     fn let_leave(&mut self, until: Duration) {
-        while let Some(((path, bit), bytes)) = self.leaving.land(until) {
-            let Some(Some(way)) = self.ways.get_mut(path.0 as usize) else { continue };
-            if self.inner.reserve(path, bytes.len()).is_none() {
+        if until < self.room_at {
+            return;
+        }
+        while let Some((&(path, bit), bytes)) = self.leaving.peek(until) {
+            let len = bytes.len();
+            if self.inner.reserve(path, len).is_none() {
                 let failures = &mut self.failures;
                 let mut failed = |failure| keep(failures, failure);
                 self.inner.flush(&mut failed as &mut dyn FnMut(TxFailure));
             }
-            let Some(slot) = self.inner.reserve(path, bytes.len()) else {
-                let fate = Fate::at(self.began.elapsed() + ROOM_AGAIN, bytes.len());
-                self.leaving.launch((path, bit), &bytes, &fate);
-                self.leaving.take_back(bytes);
+            let Some(slot) = self.inner.reserve(path, len) else {
                 // At the end of the program there is no later.
+                self.room_at = self.now() + ROOM_AGAIN;
                 break;
             };
-            slot.buf.copy_from_slice(&bytes);
+            slot.buf.copy_from_slice(bytes);
+            if let Some((_, bytes)) = self.leaving.land(until) {
+                self.leaving.take_back(bytes);
+            }
+            let Some(Some(way)) = self.ways.get_mut(path.0 as usize) else { continue };
             (self.seal)(&way.spec, way.src_port, slot.ip_id, slot.buf);
             if let Some(bit) = bit {
                 flip(slot.buf, bit);
             }
             self.inner.commit();
-            self.leaving.take_back(bytes);
             way.held -= 1;
             if way.is_removed && way.held == 0 {
                 self.ways[path.0 as usize] = None;
@@ -160,7 +173,7 @@ impl FaultyPort {
 
     /// Sets the timer to the next datagram that is held back.
     fn arm(&mut self, now: Duration) {
-        let next = self.leaving.next().into_iter().chain(self.arriving.next()).min();
+        let next = self.leaves_at().into_iter().chain(self.arriving.next()).min();
         let runs_until = self.timer_at.filter(|at| *at > now);
         match next {
             // It wakes for nothing once, which is cheaper than to stop it.
@@ -190,7 +203,7 @@ impl FaultyPort {
         sink: &mut dyn FnMut(RxDatagram<'_>),
     ) -> io::Result<usize> {
         let now = self.now();
-        if self.leaving.next().is_some_and(|due| due <= now) {
+        if self.leaves_at().is_some_and(|at| at <= now) {
             self.let_leave(now);
             self.flush_inner();
         }
@@ -202,20 +215,22 @@ impl FaultyPort {
             self.arriving.take_back(bytes);
             handed += 1;
         }
-        let mut result = Ok(());
-        for _ in 0..READS_MAX {
-            let asked = budget.saturating_sub(handed);
-            if asked == 0 {
+        let (mut result, mut reads) = (Ok(()), 0);
+        while handed < budget {
+            if reads == READS_MAX {
+                // There is more to read, and fewer than the budget would deny that.
+                handed = budget;
                 break;
             }
+            reads += 1;
             let Self { inner, faults, arriving, log, counts, .. } = self;
             let mut judge = |datagram: RxDatagram<'_>| {
                 counts[1] += 1;
                 let mut held = Held { flight: arriving, log: log.as_mut(), nth: counts[1] };
                 handed += held.judge(now, faults, &datagram, sink);
             };
-            match inner.receive(asked, &mut judge as &mut dyn FnMut(RxDatagram<'_>)) {
-                Ok(read) if read >= asked => {}
+            match inner.receive(budget, &mut judge as &mut dyn FnMut(RxDatagram<'_>)) {
+                Ok(read) if read >= budget => {}
                 Ok(_) => break,
                 Err(error) => {
                     result = Err(error);

@@ -59,6 +59,13 @@ impl<T> Flight<T> {
         self.due.push(Reverse((fate.due, self.order, slot)));
     }
 
+    /// The next one that is over by `now`; it goes on until it [lands](Self::land).
+    pub(crate) fn peek(&self, now: Duration) -> Option<(&T, &[u8])> {
+        let Reverse((due, _, slot)) = self.due.peek()?;
+        let (of, bytes) = self.flying[*slot].as_ref().filter(|_| *due <= now)?;
+        Some((of, bytes))
+    }
+
     /// Ends the next flight that is over by `now`. Give the buffer [back](Self::take_back).
     pub(crate) fn land(&mut self, now: Duration) -> Option<(T, Vec<u8>)> {
         self.next().filter(|due| *due <= now)?;

@@ -7,6 +7,9 @@ use super::rng::Rng;
 /// The bytes of an Ethernet header, which no MTU counts.
 const ETHERNET: usize = 14;
 
+/// The byte of the BTH that the ICRC does not cover: routers may change it.
+const UNCOVERED: usize = 4;
+
 /// How a link treats its datagrams, in one direction. The default is perfect: no delay, no fault.
 ///
 /// Probabilities are in parts per million (1 % = 10,000). They are drawn for each datagram from the
@@ -30,7 +33,7 @@ pub struct LinkConfig {
     pub reorder_ppm: u32,
     /// The longest delay of those; each is delayed by 1 ns to this much.
     pub reorder_delay: Duration,
-    /// Datagrams with one bit flipped, any bit from the BTH to the ICRC.
+    /// Datagrams with one bit flipped, any from the BTH to the ICRC that the ICRC covers.
     pub corrupt_ppm: u32,
     /// Datagrams truncated to any length from 0 up.
     pub truncate_ppm: u32,
@@ -196,7 +199,9 @@ impl Link {
             fate.len = self.rng.below(len as u64) as usize;
         }
         if fate.len > 0 && self.rng.chance(self.config.corrupt_ppm) {
-            fate.flip = Some(self.rng.below(fate.len as u64 * 8) as usize);
+            let bit = self.rng.below(fate.len as u64 * 8) as usize;
+            let is_seen = bit / 8 != UNCOVERED || fate.len <= UNCOVERED + 1;
+            fate.flip = Some(if is_seen { bit } else { bit + 8 });
         }
         fate.is_marked = self.rng.chance(self.config.mark_ppm);
         fate

@@ -13,7 +13,10 @@ mod schedule;
 mod tests;
 mod words;
 
+use std::fs::OpenOptions;
+use std::io::{self, Read as _};
 use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::time::Duration;
 
 use link::{Fate, Link, LinkConfig, Loss};
@@ -140,13 +143,11 @@ impl Plan {
         if !is_file {
             return Self::of_words(text, opcodes);
         }
-        let failed = |why: &dyn std::fmt::Display| format!("the schedule {text}: {why}");
-        let length = std::fs::metadata(text).map_err(|error| failed(&error))?.len();
-        if length > SCHEDULE_MAX {
-            return Err(failed(&format!("{length} bytes, of {SCHEDULE_MAX} at most")));
-        }
-        let schedule = std::fs::read_to_string(text).map_err(|error| failed(&error))?;
-        let plan = Self::of_schedule(&schedule, opcodes).map_err(|why| failed(&why))?;
+        let read = || {
+            let schedule = read_schedule(text).map_err(|error| error.to_string())?;
+            Self::of_schedule(&schedule, opcodes)
+        };
+        let plan = read().map_err(|why| one_line(&format!("the schedule {text}: {why}")))?;
         Ok(Self { text: text.to_owned(), ..plan })
     }
 
@@ -165,6 +166,22 @@ impl Plan {
     pub fn is_harmless(&self) -> bool {
         self.rules.iter().all(|rule| rule.config.is_perfect())
     }
+}
+
+/// The text of a file. Error: it cannot be read, is no regular file, or is too long.
+fn read_schedule(path: &str) -> io::Result<String> {
+    // A pipe would wait for a writer, and a device might never end.
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is no file"));
+    }
+    let mut text = String::new();
+    file.take(SCHEDULE_MAX + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > SCHEDULE_MAX {
+        return Err(io::Error::other(format!("it has more than {SCHEDULE_MAX} bytes")));
+    }
+    Ok(text)
 }
 
 /// An error as one line that fits a terminal, whatever the user's text has that it quotes.

@@ -123,6 +123,7 @@ fn a_rule_takes_only_its_datagrams() {
         ("opcode=17+send", [true, true, false, true, true]),
         ("side=egress", [true, true, true, false, true]),
         ("peer=10.0.0.2", [true, true, true, true, false]),
+        ("peer=::ffff:10.0.0.2", [true, true, true, true, false]),
         ("side=egress,qp=17+18,peer=10.0.0.3+10.0.0.2", [true, true, true, false, true]),
     ] {
         let text = format!("partition,{filter}");
@@ -148,7 +149,7 @@ fn a_rule_takes_only_its_datagrams() {
 }
 
 #[test]
-fn two_queue_pairs_draw_the_same_of_which_one_is_spared() {
+fn a_rule_for_one_queue_pair_spares_another() {
     let mut faults = faults("loss=50%,qp=1", 3, 0);
     let mut lost = [0, 0];
     for n in 0..2000 {
@@ -238,8 +239,72 @@ fn words_and_schedules_say_the_same() {
     for off in ["", "off", " off "] {
         assert!(words(off).unwrap().is_harmless(), "{off:?}");
     }
-    assert!(words("loss=0,delay=0").unwrap().is_harmless());
+    for harmless in ["loss=0,delay=0", "burst=0,burst_length=5", "reorder_by=5us,reorder=0"] {
+        assert!(words(harmless).unwrap().is_harmless(), "{harmless}");
+    }
     assert!(!words("corrupt=1e-6").unwrap().is_harmless());
+}
+
+#[test]
+fn the_order_of_words_does_not_matter() {
+    for (text, [most, late, queue]) in [
+        ("burst_length=4,burst=1%,reorder_by=0,reorder=1%,queue=5,rate=1bit", [4, 0, 5]),
+        ("burst=1%,reorder=1%,rate=1bit", [16, 100, 1 << 20]),
+    ] {
+        let config = |text: &str| words(text).unwrap().rules.remove(0).config;
+        let backwards = text.split(',').rev().collect::<Vec<_>>().join(",");
+        let found = config(text);
+        assert_eq!(found, config(&backwards), "{text}");
+        let rate = found.rate.unwrap();
+        assert_eq!([found.burst_max, rate.queue_bytes], [most, queue], "{text}");
+        assert_eq!(found.reorder_delay, micros(late.into()), "{text}");
+    }
+}
+
+#[test]
+fn no_bit_changes_that_the_icrc_does_not_cover() {
+    for (text, bytes) in [("corrupt=1", 100), ("corrupt=1", 6)] {
+        let mut all = faults(text, 1, 0);
+        let mut flips = [0; 800];
+        for n in 0..20_000 {
+            let payload = &packet(4, 1, n)[..bytes];
+            let decision = all.decide(micros(1), &seen(payload, Side::Egress));
+            flips[decision.copies().next().unwrap().flip.unwrap()] += 1;
+        }
+        for (bit, flips) in flips[..bytes * 8].iter().enumerate() {
+            assert_eq!(*flips == 0, bit / 8 == 4, "{bytes} bytes, bit {bit}");
+        }
+    }
+    // Of a shorter one no receiver looks at the ICRC.
+    let decision = faults("corrupt=1", 1, 0).decide(micros(1), &seen(&[0; 5], Side::Egress));
+    assert!(decision.copies().next().unwrap().flip.unwrap() < 40);
+}
+
+#[test]
+fn a_schedule_is_a_file_with_an_end() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    std::os::unix::fs::symlink("/dev/zero", path("zero.toml")).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(path("pipe.toml")).status().unwrap();
+    assert!(made.success());
+    std::fs::write(path("long.toml"), "\n".repeat(super::SCHEDULE_MAX as usize + 1)).unwrap();
+    std::fs::write(path("bytes.toml"), [0xff]).unwrap();
+    std::fs::create_dir(path("two\nlines.toml")).unwrap();
+    for (name, says) in [
+        ("zero.toml", "it is no file"),
+        ("pipe.toml", "it is no file"),
+        ("two\nlines.toml", "it is no file"),
+        ("long.toml", "more than 1048576 bytes"),
+        ("bytes.toml", "UTF-8"),
+    ] {
+        let error = Plan::read(&path(name), opcodes).unwrap_err();
+        assert!(error.contains(says) && !error.contains('\n'), "{name}: {error}");
+    }
+    let text = "[[fault]]\nloss = 0.5";
+    let longest = text.to_owned() + &"\n".repeat(super::SCHEDULE_MAX as usize - text.len());
+    std::fs::write(path("longest.toml"), longest).unwrap();
+    let plan = Plan::read(&path("longest.toml"), opcodes).unwrap();
+    assert_eq!(plan.to_string(), path("longest.toml"));
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! The words of faults: `loss=2%,delay=100us,seed=7`, and several rules between semicolons.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
-use super::link::{LinkConfig, Rate};
+use super::link::Rate;
 use super::{Opcodes, Plan, RULES_MAX, Rule, Side};
 
 /// Millionths in a whole.
@@ -67,6 +68,8 @@ pub(super) fn add(rules: &mut Vec<Rule>, rule: Rule) -> Result<(), String> {
 pub(super) struct Draft {
     rule: Rule,
     said: Vec<String>,
+    burst_length: Option<u32>,
+    reorder_by: Option<Duration>,
     queue: Option<u32>,
     has_fault: bool,
 }
@@ -93,12 +96,18 @@ impl Draft {
                 return Err(format!("{part} belongs to {whole}, which the rule does not have"));
             }
         }
-        let LinkConfig { rate, mark_ppm, .. } = &mut self.rule.config;
-        if *mark_ppm > 0 && self.rule.of.side == Some(Side::Egress) {
+        let config = &mut self.rule.config;
+        if config.mark_ppm > 0 && self.rule.of.side == Some(Side::Egress) {
             return Err("ecn marks datagrams that arrive: leave side=egress out".into());
         }
-        if let (Some(rate), Some(bytes)) = (rate, self.queue) {
-            rate.queue_bytes = bytes;
+        if config.burst_ppm > 0 {
+            config.burst_max = self.burst_length.unwrap_or(BURST);
+        }
+        if config.reorder_ppm > 0 {
+            config.reorder_delay = self.reorder_by.unwrap_or(LATE);
+        }
+        if let Some(rate) = &mut config.rate {
+            rate.queue_bytes = self.queue.unwrap_or(QUEUE);
         }
         Ok(self.rule)
     }
@@ -110,36 +119,28 @@ impl Draft {
         if self.says(key) {
             return Err(format!("{key} stands twice in a rule"));
         }
-        let Self { rule, queue, has_fault, .. } = self;
-        let Rule { at, lasts, of, config } = rule;
+        let Rule { at, lasts, of, config } = &mut self.rule;
         let done = match key {
             "loss" => chance(value).map(|ppm| config.drop_ppm = ppm),
-            "burst" => chance(value).map(|ppm| {
-                config.burst_ppm = ppm;
-                config.burst_max = config.burst_max.max(if ppm > 0 { BURST } else { 0 });
-            }),
-            "burst_length" => count(value, 1_000_000).map(|most| config.burst_max = most),
+            "burst" => chance(value).map(|ppm| config.burst_ppm = ppm),
+            "burst_length" => count(value, 1_000_000).map(|most| self.burst_length = Some(most)),
             "every" => count(value, u32::MAX).map(|every| config.every = every),
             "dup" => chance(value).map(|ppm| config.duplicate_ppm = ppm),
-            "reorder" => chance(value).map(|ppm| {
-                config.reorder_ppm = ppm;
-                if ppm > 0 && config.reorder_delay.is_zero() {
-                    config.reorder_delay = LATE;
-                }
-            }),
-            "reorder_by" => time(value).map(|late| config.reorder_delay = late),
+            "reorder" => chance(value).map(|ppm| config.reorder_ppm = ppm),
+            "reorder_by" => time(value).map(|late| self.reorder_by = Some(late)),
             "corrupt" => chance(value).map(|ppm| config.corrupt_ppm = ppm),
             "ecn" => chance(value).map(|ppm| config.mark_ppm = ppm),
             "delay" => time(value).map(|delay| config.delay = delay),
             "jitter" => time(value).map(|jitter| config.jitter = jitter),
             "rate" => rate(value).map(|bits_per_second| {
-                config.rate = Some(Rate { bits_per_second, queue_bytes: QUEUE });
+                config.rate = Some(Rate { bits_per_second, queue_bytes: 0 });
             }),
-            "queue" => size(value).map(|bytes| *queue = Some(bytes)),
+            "queue" => size(value).map(|bytes| self.queue = Some(bytes)),
             "mtu" => count(value, 65_535).map(|mtu| config.mtu = Some(mtu)),
             "partition" => flag(value).map(|is_cut| config.is_cut = is_cut),
             "side" => side(value).map(|side| of.side = side),
-            "peer" => each(value, |peer| peer.parse().ok().map(|peer| vec![peer]))
+            // The ports name an IPv4 address as such.
+            "peer" => each(value, |peer| Some(vec![peer.parse::<IpAddr>().ok()?.to_canonical()]))
                 .map(|peers| of.peers = peers)
                 .ok_or("addresses, with + between them"),
             "qp" => each(value, |qp| number(qp).filter(|qp| *qp < 1 << 24).map(|qp| vec![qp]))
@@ -159,7 +160,7 @@ impl Draft {
             return bad(what);
         }
         let is_plain = ["side", "peer", "qp", "opcode", "at", "for"].contains(&key);
-        *has_fault |= !is_plain;
+        self.has_fault |= !is_plain;
         self.said.push(key.to_owned());
         Ok(())
     }
