@@ -289,6 +289,9 @@ pub(crate) mod faults {
     pub(crate) const HELD_MAX: usize = 65_536;
     /// Their bytes. Effect likewise.
     pub(crate) const HELD_BYTES: usize = 64 << 20;
+    /// Bytes of free buffers that are kept for later ones. More: more memory after a burst, and
+    /// fewer allocations in the next.
+    pub(crate) const SPARE_BYTES: usize = HELD_BYTES / 8;
     /// Reads of the port behind in a burst, at most, while none of what they read is handed up.
     /// More: a flood of lost datagrams keeps its thread from everything else for longer.
     pub(crate) const READS_MAX: usize = 8;

@@ -5,8 +5,9 @@ use std::collections::BinaryHeap;
 use std::time::Duration;
 
 use super::link::Fate;
+use crate::tuning::faults::SPARE_BYTES;
 
-/// Datagrams in flight, with what is known of each. Buffers are reused.
+/// Datagrams in flight, with what is known of each. Some buffers are reused.
 #[derive(Debug)]
 pub(crate) struct Flight<T> {
     /// When each lands, its order among those of one time, and its index in `flying`.
@@ -15,6 +16,8 @@ pub(crate) struct Flight<T> {
     /// Free indices of `flying`.
     free: Vec<usize>,
     buffers: Vec<Vec<u8>>,
+    /// Their capacity.
+    spare: usize,
     order: u64,
     bytes: usize,
 }
@@ -22,7 +25,7 @@ pub(crate) struct Flight<T> {
 impl<T> Default for Flight<T> {
     fn default() -> Self {
         let (due, flying, free, buffers) = Default::default();
-        Self { due, flying, free, buffers, order: 0, bytes: 0 }
+        Self { due, flying, free, buffers, spare: 0, order: 0, bytes: 0 }
     }
 }
 
@@ -44,6 +47,7 @@ impl<T> Flight<T> {
     /// Starts a flight: of these bytes, shortened and changed as the fate says.
     pub(crate) fn launch(&mut self, of: T, payload: &[u8], fate: &Fate) {
         let mut bytes = self.buffers.pop().unwrap_or_default();
+        self.spare -= bytes.capacity();
         bytes.clear();
         bytes.extend_from_slice(&payload[..fate.len]);
         if let Some(bit) = fate.flip {
@@ -77,11 +81,41 @@ impl<T> Flight<T> {
     }
 
     pub(crate) fn take_back(&mut self, buffer: Vec<u8>) {
-        self.buffers.push(buffer);
+        if self.spare + buffer.capacity() <= SPARE_BYTES {
+            self.spare += buffer.capacity();
+            self.buffers.push(buffer);
+        }
     }
 }
 
 /// Flips a bit, by its number from the front.
 pub(crate) fn flip(bytes: &mut [u8], bit: usize) {
     bytes[bit / 8] ^= 1 << (bit % 8);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn free_buffers_are_bounded() {
+        let mut flight = Flight::default();
+        for round in 1..=2_u64 {
+            let at = Duration::from_secs(round);
+            let sizes = (0..4000).map(|n| 100 + n % 9000);
+            sizes
+                .clone()
+                .for_each(|len| flight.launch(len, &vec![round as u8; len], &Fate::at(at, len)));
+            assert!(flight.peek(at - Duration::from_nanos(1)).is_none());
+            for len in sizes {
+                assert_eq!(flight.peek(at), Some((&len, &vec![round as u8; len][..])));
+                let (of, bytes) = flight.land(at).unwrap();
+                assert_eq!((of, bytes.len()), (len, len));
+                flight.take_back(bytes);
+            }
+            let kept: usize = flight.buffers.iter().map(Vec::capacity).sum();
+            assert_eq!((flight.spare, flight.bytes()), (kept, 0));
+            assert!((SPARE_BYTES / 2..=SPARE_BYTES).contains(&kept), "{kept}");
+        }
+    }
 }

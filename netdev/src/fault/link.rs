@@ -125,6 +125,11 @@ impl Link {
         Self { config, rng, busy_until: Duration::ZERO, burst_left: 0, passed: 0 }
     }
 
+    /// From now on draws these numbers.
+    pub(crate) fn draw_from(&mut self, rng: Rng) {
+        self.rng = rng;
+    }
+
     /// Decides the fates of a datagram's copies; `len` bytes, after `header` bytes of headers.
     /// Error: it is lost.
     pub(crate) fn decide(

@@ -2,37 +2,47 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::link::Loss;
-use super::{Decision, Plan, Seen};
+use super::{Decision, Plan, PortName, Seen};
 use crate::kernel::descriptors::apart;
 
 /// Bytes after which lines are written in the middle of a burst.
 const LINES: usize = 64 * 1024;
 
 /// The log of a port. Several ports and processes may append to one file: each write is of whole
-/// lines.
+/// lines. It never waits: what a full pipe or disk does not take is lost, and counted.
 #[derive(Debug)]
 pub(crate) struct FaultLog {
     file: File,
     lines: Vec<u8>,
-    port: usize,
+    /// How long the line about lost ones is, with which `lines` may begin.
+    notice: usize,
+    of: PortName,
+    pid: u32,
+    /// Lost lines that no line in the file names.
+    lost: u64,
+    /// Whether the file has only the beginning of the last line.
+    is_torn: bool,
 }
 
 impl FaultLog {
-    /// Appends to a file, first what the faults are. Error: the file cannot be made or written.
-    pub(crate) fn open(path: &Path, plan: &Plan, seed: u64, port: usize) -> io::Result<Self> {
-        let file = OpenOptions::new().append(true).create(true).open(path)?;
-        let mut log = Self { file: File::from(apart(file.into())), lines: Vec::new(), port };
+    /// Appends to a file, first what the faults are. Error: the file cannot be made or written, or
+    /// it is a pipe without a reader.
+    pub(crate) fn open(path: &Path, plan: &Plan, seed: u64, of: PortName) -> io::Result<Self> {
+        let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+        let file = OpenOptions::new().append(true).create(true).custom_flags(flags).open(path)?;
+        let file = File::from(apart(file.into()));
         let pid = std::process::id();
-        log.line(&json!({ "pid": pid, "port": port, "faults": plan.to_string(), "seed": seed }));
-        log.file.write_all(&log.lines)?;
-        log.lines.clear();
-        Ok(log)
+        let (lines, lost) = (Vec::new(), 0);
+        let mut log = Self { file, lines, notice: 0, of, pid, lost, is_torn: false };
+        log.line(json!({ "faults": plan.to_string(), "seed": seed }));
+        log.write_lines().map(|()| log)
     }
 
     /// Adds the line of a decision about the `nth` datagram of its side.
@@ -55,9 +65,8 @@ impl FaultLog {
                 }
             }
         }
-        self.line(&json!({
+        self.line(json!({
             "us": now.as_micros() as u64,
-            "port": self.port,
             "side": seen.side.name(),
             "datagram": nth,
             "peer": seen.peer,
@@ -74,17 +83,56 @@ impl FaultLog {
         }
     }
 
-    /// Writes the lines of a burst. What the file does not take is lost: the program goes on.
+    /// Writes the lines of a burst. The program goes on without those that the file does not take.
     pub(crate) fn write(&mut self) {
         if !self.lines.is_empty() {
-            let _ = self.file.write_all(&self.lines);
-            self.lines.clear();
+            let _ = self.write_lines();
         }
     }
 
-    fn line(&mut self, value: &serde_json::Value) {
+    fn write_lines(&mut self) -> io::Result<()> {
+        let (mut written, mut result) = (0, Ok(()));
+        while written < self.lines.len() && result.is_ok() {
+            match self.file.write(&self.lines[written..]) {
+                Ok(0) => result = Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => written += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => result = Err(error),
+            }
+        }
+        if let Some(last) = written.checked_sub(1) {
+            self.is_torn = self.lines[last] != b'\n';
+        }
+        if written >= self.notice && self.notice > 0 {
+            self.lost = 0;
+        }
+        let rest = &self.lines[written.max(self.notice)..];
+        self.lost += rest.iter().filter(|byte| **byte == b'\n').count() as u64;
+        self.lines.clear();
+        self.notice = 0;
+        result
+    }
+
+    /// Adds a line, after one about those that are lost, if there are any.
+    fn line(&mut self, value: Value) {
+        if self.lines.is_empty() && self.lost > 0 {
+            if self.is_torn {
+                self.lines.push(b'\n');
+            }
+            self.push(json!({ "lost_lines": self.lost }));
+            self.notice = self.lines.len();
+        }
+        self.push(value);
+    }
+
+    /// Adds a line that also says of which port it is.
+    fn push(&mut self, mut value: Value) {
+        let Self { of: PortName { device, nth }, pid, lines, .. } = self;
+        value["pid"] = json!(pid);
+        value["address"] = json!(device);
+        value["port"] = json!(nth);
         // A vector takes all.
-        let _ = writeln!(self.lines, "{value}");
+        let _ = writeln!(lines, "{value}");
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A [`Plan`] is that of a user: words, or a schedule. `Faults` decides by it, for one port. It
 //! has no clock and no I/O: the same seed, and the same datagrams at the same times, give the same
-//! decisions. Rules of a plan and links of the simulated network share the module `link`.
+//! decisions. By a seed the n-th datagram of a rule draws the same numbers at any time. Rules of a plan and links of the simulated network share the module `link`.
 
 pub(crate) mod flight;
 pub(crate) mod link;
@@ -208,7 +208,25 @@ struct Armed {
     rule: Rule,
     /// Its place in the plan.
     number: usize,
-    links: [Link; 2],
+    streams: [Stream; 2],
+}
+
+/// The datagrams of a rule in one direction.
+#[derive(Debug)]
+struct Stream {
+    link: Link,
+    seed: u64,
+    /// Those so far, also while the rule did not hold.
+    count: u64,
+}
+
+/// A port, as its random numbers and its log name it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PortName {
+    /// An address of its device.
+    pub(crate) device: IpAddr,
+    /// Its number in the device.
+    pub(crate) nth: usize,
 }
 
 /// The fate of a datagram: its copies, or why there is none.
@@ -254,16 +272,18 @@ impl Decision {
 }
 
 impl Faults {
-    /// The decisions of the `nth` port of a device. Each rule has its own random numbers in each
-    /// direction, so one rule's draws do not depend on the datagrams of another.
-    pub(crate) fn new(plan: &Plan, seed: u64, nth: usize) -> Self {
+    /// The decisions of a port. Each datagram of a rule has its own random numbers, so its draws
+    /// depend on no other datagram and on no time.
+    pub(crate) fn new(plan: &Plan, seed: u64, of: PortName) -> Self {
         let arm = |(index, rule): (usize, &Rule)| {
-            let link = |side: Side| {
-                let name = [nth as u8, index as u8, side as u8];
-                Link::new(rule.config.clone(), Rng::fork(seed, &name))
+            let stream = |side: Side| {
+                let mut rng = Rng::fork(seed, &rng::name(of.device));
+                rng = Rng::fork(rng.next(), &[of.nth as u8, index as u8, side as u8]);
+                let seed = rng.next();
+                Stream { link: Link::new(rule.config.clone(), rng), seed, count: 0 }
             };
-            let links = [link(Side::Egress), link(Side::Ingress)];
-            Armed { rule: rule.clone(), number: index, links }
+            let streams = [stream(Side::Egress), stream(Side::Ingress)];
+            Armed { rule: rule.clone(), number: index, streams }
         };
         let harmful = plan.rules.iter().enumerate().filter(|(_, r)| !r.config.is_perfect());
         Self { rules: harmful.map(arm).collect() }
@@ -276,13 +296,18 @@ impl Faults {
         let header = HEADERS[usize::from(seen.peer.is_ipv6())];
         let copies = [Some(Fate::at(now, len)), None, None, None];
         let mut decision = Decision { copies, loss: None, rule: None };
-        for Armed { rule, links, number } in &mut self.rules {
-            let since = now.checked_sub(rule.at);
-            let holds = since.is_some_and(|since| rule.lasts.is_none_or(|lasts| since < lasts));
-            if !holds || !rule.of.takes(seen) {
+        for Armed { rule, streams, number } in &mut self.rules {
+            if !rule.of.takes(seen) {
                 continue;
             }
-            let link = &mut links[seen.side as usize];
+            let Stream { link, seed, count: nth } = &mut streams[seen.side as usize];
+            *nth += 1;
+            let since = now.checked_sub(rule.at);
+            let holds = since.is_some_and(|since| rule.lasts.is_none_or(|lasts| since < lasts));
+            if !holds {
+                continue;
+            }
+            link.draw_from(Rng::fork(*seed, &nth.to_le_bytes()));
             let mut copies = [None; COPIES];
             let mut count = 0;
             for fate in decision.take_copies() {
@@ -301,9 +326,6 @@ impl Faults {
                 }
             }
             decision.copies = copies;
-            if count == 0 {
-                break;
-            }
         }
         if seen.side == Side::Egress {
             // The path decides on the header of what leaves.

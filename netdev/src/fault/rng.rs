@@ -1,5 +1,23 @@
 //! Pseudo-random numbers, the same on every platform and in every version.
 
+use std::net::IpAddr;
+
+/// The bytes of an address, to [fork](Rng::fork) with.
+pub(crate) fn name(address: IpAddr) -> [u8; 17] {
+    let mut name = [0; 17];
+    match address {
+        IpAddr::V4(ip) => {
+            name[0] = 4;
+            name[1..5].copy_from_slice(&ip.octets());
+        }
+        IpAddr::V6(ip) => {
+            name[0] = 6;
+            name[1..].copy_from_slice(&ip.octets());
+        }
+    }
+    name
+}
+
 /// SplitMix64 (Steele, Lea, Flood 2014; public domain reference by Vigna): 64 bits of state, full
 /// period, every seed is good.
 #[derive(Debug, Clone)]

@@ -1,10 +1,16 @@
 //! Words, schedules and decisions.
 
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Read as _};
 use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::time::Duration;
 
+use serde_json::Value;
+
 use super::link::Loss;
-use super::{Decision, Faults, Plan, Seen, Side};
+use super::log::FaultLog;
+use super::{Decision, Faults, Plan, PortName, Seen, Side};
 
 const ACK: u8 = 0x11;
 
@@ -47,8 +53,12 @@ fn decisions(faults: &mut Faults, side: Side, count: u64) -> Vec<Decision> {
     (0..count).map(decide).collect()
 }
 
+fn port(last: u8, nth: usize) -> PortName {
+    PortName { device: peer(last), nth }
+}
+
 fn faults(text: &str, seed: u64, nth: usize) -> Faults {
-    Faults::new(&words(text).expect(text), seed, nth)
+    Faults::new(&words(text).expect(text), seed, port(1, nth))
 }
 
 #[test]
@@ -100,6 +110,10 @@ fn a_seed_repeats_its_decisions_and_ports_and_sides_differ() {
         (all(8, 0, Side::Egress), "seed"),
         (all(7, 1, Side::Egress), "port"),
         (all(7, 0, Side::Ingress), "side"),
+        {
+            let mut other = Faults::new(&words(text).unwrap(), 7, port(3, 0));
+            (decisions(&mut other, Side::Egress, 10_000), "device")
+        },
     ] {
         assert_ne!(one, other, "{what}");
     }
@@ -107,6 +121,101 @@ fn a_seed_repeats_its_decisions_and_ports_and_sides_differ() {
     let mut both = faults(text, 7, 0);
     decisions(&mut both, Side::Ingress, 500);
     assert_eq!(decisions(&mut both, Side::Egress, 10_000), one);
+}
+
+/// The random part of a decision depends on the datagram's number alone.
+#[test]
+fn time_and_other_rules_draw_no_numbers_of_a_datagram() {
+    let corrupted = |text: &str, from: u64| {
+        let mut all = faults(text, 7, 0);
+        let decide = |n: u64| {
+            let bytes = packet(4, 0x11, n as u32);
+            let decision = all.decide(micros(from + n), &seen(&bytes, Side::Egress));
+            decision.copies().next().map(|fate| fate.flip)
+        };
+        (0..2000).map(decide).collect::<Vec<_>>()
+    };
+    let whole = corrupted("corrupt=30%", 0);
+    let same = |other: &[Option<Option<usize>>], from: usize| {
+        let pairs = whole.iter().zip(other).skip(from);
+        let arrived = pairs.filter(|(_, other)| other.is_some());
+        let (all, same) = arrived
+            .fold((0, 0), |(all, same), (one, other)| (all + 1, same + usize::from(one == other)));
+        assert_eq!(all, same);
+        all
+    };
+    // It begins later in one run than in the other.
+    assert_eq!(same(&corrupted("corrupt=30%,at=1ms", 0), 1000), 1000);
+    assert_eq!(same(&corrupted("corrupt=30%,at=1ms", 500), 500), 1500);
+    // A queue that is full at some times drops before anything else is drawn.
+    let passed = same(&corrupted("corrupt=30%,rate=80Mbit,queue=1000", 0), 0);
+    assert!((100..1900).contains(&passed), "{passed}");
+    // Of the datagrams of one rule, another takes some.
+    let mut all = faults("loss=50%;corrupt=30%", 7, 0);
+    let mut first = faults("loss=50%", 7, 0);
+    let lost = |faults: &mut Faults| {
+        decisions(faults, Side::Egress, 2000).iter().map(|d| d.loss).collect::<Vec<_>>()
+    };
+    assert_eq!(lost(&mut all), lost(&mut first));
+    let mut other = faults("every=2;corrupt=30%", 7, 0);
+    let mut third = faults("every=3;corrupt=30%", 7, 0);
+    let [other, third] = [&mut other, &mut third].map(|f| decisions(f, Side::Egress, 2000));
+    let flips = |decision: &Decision| decision.copies().next().map(|fate| fate.flip);
+    let both = other.iter().zip(&third).filter_map(|(one, two)| flips(one).zip(flips(two)));
+    let both: Vec<_> = both.collect();
+    assert!(both.len() > 600 && both.iter().all(|(one, two)| one == two), "{}", both.len());
+}
+
+#[test]
+fn a_log_that_takes_no_more_says_how_many_lines_it_lost() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let path = folder.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let plan = words("loss=1%").unwrap();
+    let open = || FaultLog::open(&path, &plan, 7, port(1, 3));
+    assert_eq!(open().unwrap_err().raw_os_error(), Some(libc::ENXIO), "no reader");
+    let mut reader =
+        OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
+    let mut read = || {
+        let mut bytes = Vec::new();
+        let error = reader.read_to_end(&mut bytes).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+        String::from_utf8(bytes).unwrap()
+    };
+    let mut log = open().unwrap();
+    let add = |log: &mut FaultLog, nth: u64| {
+        let bytes = packet(4, 1, 1);
+        let decision = faults("partition", 1, 0).decide(micros(1), &seen(&bytes, Side::Egress));
+        log.add(micros(nth), nth, &seen(&bytes, Side::Egress), &decision);
+    };
+    let mut text = String::new();
+    for round in 0..2 {
+        // More than a pipe takes, in writes that it may take in part.
+        for nth in 1..=1000 {
+            add(&mut log, round * 1001 + nth);
+            if nth % 50 == 0 {
+                log.write();
+            }
+        }
+        text += &read();
+        add(&mut log, round * 1001 + 1001);
+        log.write();
+        text += &read();
+    }
+    let lines: Vec<Option<Value>> =
+        text.lines().map(|line| serde_json::from_str(line).ok()).collect();
+    let torn = lines.iter().filter(|line| line.is_none()).count();
+    let lines: Vec<Value> = lines.into_iter().flatten().collect();
+    let lost: Vec<u64> = lines.iter().filter_map(|line| line["lost_lines"].as_u64()).collect();
+    let whole = lines.iter().filter(|line| line.get("did").is_some()).count() as u64;
+    assert_eq!((torn, lost.len()), (2, 2), "{lost:?}");
+    assert_eq!(whole + lost.iter().sum::<u64>(), 2002, "{lost:?}");
+    assert_eq!(lines.last().unwrap()["datagram"], 2002);
+    assert_eq!(lines[0]["faults"], "loss=1%");
+    for line in &lines {
+        let of = (line["pid"].as_u64(), line["address"].as_str(), line["port"].as_u64());
+        assert_eq!(of, (Some(std::process::id().into()), Some("10.0.0.1"), Some(3)), "{line}");
+    }
 }
 
 #[test]
@@ -212,7 +321,7 @@ fn a_rule_holds_from_its_beginning_to_its_end() {
     "#;
     let plan = Plan::of_schedule(schedule, opcodes).unwrap();
     assert_eq!(plan.seed, Some(9));
-    let mut all = Faults::new(&plan, 9, 0);
+    let mut all = Faults::new(&plan, 9, port(1, 0));
     let found = [0, 999, 1000, 1199, 1200, 1299, 1300, 9000].map(|ms| cut_at(&mut all, ms));
     assert_eq!(found, [false, false, true, true, false, false, true, true]);
 }

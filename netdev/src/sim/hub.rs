@@ -13,7 +13,7 @@ use super::stats::SimStats;
 use super::{Tap, TapDatagram, Verdict};
 use crate::fault::flight::Flight;
 use crate::fault::link::{Fate, Link, LinkConfig};
-use crate::fault::rng::Rng;
+use crate::fault::rng::{self, Rng};
 use crate::fault::{CONGESTION, HEADERS};
 use crate::port::contract::RxBudget;
 
@@ -248,18 +248,7 @@ impl Inbox {
 }
 
 fn new_link(seed: u64, from: IpAddr, to: IpAddr, config: &LinkConfig) -> SimLink {
-    let mut name = [0; 34];
-    for (at, address) in name.chunks_exact_mut(17).zip([from, to]) {
-        match address {
-            IpAddr::V4(ip) => {
-                at[0] = 4;
-                at[1..5].copy_from_slice(&ip.octets());
-            }
-            IpAddr::V6(ip) => {
-                at[0] = 6;
-                at[1..].copy_from_slice(&ip.octets());
-            }
-        }
-    }
-    SimLink { link: Link::new(config.clone(), Rng::fork(seed, &name)), explicit: false }
+    let name = [from, to].map(rng::name);
+    let rng = Rng::fork(seed, name.as_flattened());
+    SimLink { link: Link::new(config.clone(), rng), explicit: false }
 }
