@@ -22,7 +22,7 @@ use serde::{Serialize, Serializer};
 
 use crate::ending;
 use crate::output::{Failure, Output, Result};
-use crate::session::no_device;
+use crate::session::{faults_of, no_device};
 use columns::Columns;
 use hardware::Hardware;
 use kernel::KernelCounters;
@@ -345,11 +345,9 @@ impl Report {
             });
             return;
         }
-        if let Some(words) =
-            std::env::var_os(FAULT_VARIABLE).filter(|words| !words.is_empty() && words != "off")
-        {
+        if let Some(words) = faults_of(None) {
             // Programs with the same environment have them.
-            out.note(format_args!("{FAULT_VARIABLE}={}: faults are on", words.display()));
+            out.note(format_args!("{FAULT_VARIABLE}={words}: faults are on"));
         }
         if args.verbose {
             self.devices.iter().for_each(|device| out.line(device));

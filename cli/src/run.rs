@@ -180,6 +180,9 @@ fn prepare(args: &Args) -> Result<(Command, guardian::Tree), Refusal> {
     }
     if let Some(log) = &args.fault_log {
         command.env(FAULT_LOG_VARIABLE, absolute(log));
+        if session::faults_of(args.fault.as_deref()).is_none() {
+            say(session::NOTHING_TO_LOG);
+        }
     }
     if args.counters {
         command.env(COUNTERS_VARIABLE, "1");

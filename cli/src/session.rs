@@ -30,7 +30,7 @@ use self::door::Door;
 use crate::ending;
 use crate::output::{Failure, Kind, Output, Result};
 use crate::quiet::Quiet;
-pub use opening::{Netdev, OpenArgs, fault, no_device};
+pub use opening::{NOTHING_TO_LOG, Netdev, OpenArgs, fault, faults_of, no_device};
 pub use own::Own;
 pub use patience::Patience;
 pub use server::Server;

@@ -143,9 +143,10 @@ setters! { OpenOptions:
     ///
     /// `words` is a list such as `"loss=2%,reorder=1%,delay=100us,seed=7"`, the path of a schedule
     /// that ends in `.toml`, or `"off"`. Several rules stand between semicolons. `docs/cli.md`
-    /// lists the words, under "Faults". The same seed and the same sequence of datagrams give the
-    /// same decisions. The sequence may depend on time and threads, and so do
-    /// the beginning and end of a rule. [`DeviceAttr::chosen_because`] has the faults and their
+    /// lists the words, under "Faults". With a seed, chance decides alike of the n-th datagram that
+    /// a rule is for, of one port and direction, at the same address of the device. The order of
+    /// the datagrams may depend on time and threads, and so do rates, full queues, and the
+    /// beginning and end of a rule. [`DeviceAttr::chosen_because`] has the faults and their
     /// seed, which is random if none is given. Opening fails with [`VerbsError::Invalid`] for words
     /// that make no sense. Only for the device in software.
     ///
@@ -286,10 +287,11 @@ impl OpenOptions {
         self.wishes.settle().map(drop)
     }
 
-    /// Checks words of [`fault`](Self::fault). Error: a line that says what to change.
+    /// Whether datagrams meet faults by these words of [`fault`](Self::fault). Error: a line that
+    /// says what to change.
     #[doc(hidden)]
-    pub fn check_fault(words: &str) -> Result<(), String> {
-        rocinante_soft::faults::plan(words).map(drop)
+    pub fn check_fault(words: &str) -> Result<bool, String> {
+        rocinante_soft::faults::plan(words).map(|plan| !plan.is_harmless())
     }
 
     /// Opens a device over a port that the caller made, such as one of the simulator's. The port

@@ -6,13 +6,16 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, TypedValueParser};
 use clap::{Arg, Command};
-use rocinante::device::{Backend, DEVICE_VARIABLE, Interface};
+use rocinante::device::{Backend, DEVICE_VARIABLE, FAULT_VARIABLE, Interface};
 use rocinante::{Context, OpenOptions, VerbsError};
 
 use super::address;
 use super::own::Own;
 use crate::ending;
 use crate::output::{Failure, Kind, Output, Result};
+
+/// Of `--fault-log` without a fault.
+pub const NOTHING_TO_LOG: &str = "--fault-log: there are no faults, so nothing is written";
 
 /// The choice of device and backend.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -74,7 +77,13 @@ impl TypedValueParser for NetdevParser {
 
 /// Checks `--fault`. Error: a line that says what to change.
 pub fn fault(words: &str) -> Result<String, String> {
-    OpenOptions::check_fault(words).map(|()| words.to_owned())
+    OpenOptions::check_fault(words).map(|_| words.to_owned())
+}
+
+/// The faults that datagrams meet, by the option or else the variable; `None` if they meet none.
+pub fn faults_of(option: Option<&str>) -> Option<String> {
+    let words = option.map(str::to_owned).or_else(|| std::env::var(FAULT_VARIABLE).ok());
+    words.filter(|words| OpenOptions::check_fault(words) == Ok(true))
 }
 
 fn netdev(name: &str) -> Result<Netdev, String> {
@@ -175,16 +184,31 @@ impl OpenArgs {
             let why = format!("{} is a device of the kernel: leave out --shards", ctx.name());
             return Err(Failure::Usage(why));
         }
-        if self.fault.is_some() && ctx.backend().is_none() {
-            let why = format!("{} is a device of the kernel: leave out --fault", ctx.name());
-            return Err(Failure::Usage(why));
-        }
+        self.name_missing_faults(&ctx, out)?;
         let (name, why) = (ctx.name(), &ctx.query_device().chosen_because);
         match ctx.shards() {
             1 => out.note(format_args!("device {name} at {place}, {why}")),
             count => out.note(format_args!("device {name} at {place}, {count} shards, {why}")),
         }
         Ok(ctx)
+    }
+
+    /// Says which faults there are not, although the user asks for them. Error: as an option.
+    fn name_missing_faults(&self, ctx: &Context, out: Output) -> Result {
+        let is_kernels = ctx.backend().is_none();
+        match (faults_of(self.fault.as_deref()), &self.fault_log) {
+            (Some(_), _) if is_kernels && self.fault.is_some() => {
+                let why = format!("{} is a device of the kernel: leave out --fault", ctx.name());
+                return Err(Failure::Usage(why));
+            }
+            (Some(words), _) if is_kernels => out.note(format_args!(
+                "{FAULT_VARIABLE}={words}: no faults, because {} is a device of the kernel",
+                ctx.name()
+            )),
+            (None, Some(_)) => out.note(NOTHING_TO_LOG),
+            _ => {}
+        }
+        Ok(())
     }
 }
 

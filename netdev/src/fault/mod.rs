@@ -2,7 +2,8 @@
 //!
 //! A [`Plan`] is that of a user: words, or a schedule. `Faults` decides by it, for one port. It
 //! has no clock and no I/O: the same seed, and the same datagrams at the same times, give the same
-//! decisions. By a seed the n-th datagram of a rule draws the same numbers at any time. Rules of a plan and links of the simulated network share the module `link`.
+//! decisions. By a seed the n-th datagram of a rule draws the same numbers at any time. Rules of a
+//! plan and links of the simulated network share the module `link`.
 
 pub(crate) mod flight;
 pub(crate) mod link;

@@ -2,10 +2,13 @@
 
 use std::path::Path;
 
-use super::{Done, both, run, schema, start};
+use super::run::Installed;
+use super::{Done, both, rocinante, run, schema, start};
 use rocinante::device::Backend;
 use rocinante_lab::{Lab, LabConfig};
+use rocinante_netdev::fault::Plan;
 use rocinante_tests::on_each_backend;
+use rocinante_tests::running::Running;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -24,6 +27,13 @@ fn log(path: &Path) -> Vec<Value> {
         assert!(errors.is_empty(), "{errors:?}: {line}");
     }
     lines
+}
+
+/// Whether the parser, and the schema, take a schedule.
+fn taken(text: &str) -> [bool; 2] {
+    let value: Value = toml::from_str(text).unwrap();
+    let parsed = Plan::of_schedule(text, |_| Vec::new());
+    [parsed.is_ok(), schema::errors_of("fault", &value).is_empty()]
 }
 
 on_each_backend!(losses_are_repaired, changed_packets_are_dropped, others_are_spared);
@@ -87,6 +97,12 @@ fn others_are_spared(backend: Backend) {
         let is_on = client.succeeded().err.contains("faults are on");
         assert_eq!(is_on, fault == other, "{fault}");
     }
+    let none = folder.path().join("none.jsonl");
+    let line = format!("pingpong -n 1 --fault off --fault-log {}", none.display());
+    let (server, client) = between(backend, "pingpong", &line);
+    server.succeeded();
+    assert!(client.succeeded().err.contains("there are no faults, so nothing is written"));
+    assert!(!none.exists());
     assert_eq!(log(&path).len(), 1, "no decision");
 }
 
@@ -112,13 +128,13 @@ fn a_schedule_is_as_its_schema_says_and_is_followed() {
         seed = 5
         [[fault]]
         at = "0ms"
-        for = "50ms"
+        for = "5ms"
         loss = "1%"
         opcode = ["rdma-write", 0x11]
         then = "slow"
         [[fault]]
         name = "slow"
-        delay = "100us"
+        delay = "1ms"
         jitter = "20us"
         side = "egress"
     "#;
@@ -126,17 +142,50 @@ fn a_schedule_is_as_its_schema_says_and_is_followed() {
     let value: Value = toml::from_str(text).unwrap();
     assert_eq!(schema::errors_of("fault", &value), Vec::<String>::new());
     for wrong in ["fault = [{ los = 1 }]", "fault = [{ loss = -1 }]", "seed = 1", "fault = []"] {
-        let value: Value = toml::from_str(wrong).unwrap();
-        assert!(!schema::errors_of("fault", &value).is_empty(), "{wrong}");
+        assert_eq!(taken(wrong), [false; 2], "{wrong}");
+    }
+    for right in ["delay = 0", "at = 0", "every = 4294967295", "every = \"7\"", "mtu = \"1500\""]
+        .into_iter()
+        .chain(["partition = \"yes\"", "partition = \"\"", "burst = 1\nburst_length = \"5\""])
+        .chain(["rate = \"1e9bit\"", "queue = \"64K\"\nrate = \"1Gbit\""])
+    {
+        assert_eq!(taken(&format!("[[fault]]\nloss = 0.1\n{right}")), [true; 2], "{right}");
+    }
+    for wrong in ["delay = 1", "every = 4294967296", "every = 0", "every = \"0\"", "mtu = 65536"]
+        .into_iter()
+        .chain(["partition = 1", "partition = \"on\"", "burst = 1\nburst_length = 1000001"])
+        .chain(["rate = 10", "queue = 0\nrate = \"1Gbit\""])
+    {
+        assert_eq!(taken(&format!("[[fault]]\nloss = 0.1\n{wrong}")), [false; 2], "{wrong}");
     }
     let line = format!("pingpong -n 1000 --json --fault {}", path.display());
     let (server, client) = both("pingpong", &line);
     server.succeeded();
     let client = client.succeeded();
     assert!(client.err.contains("bad.toml, seed 5"), "{}", client.err);
-    // Most turns are in the second rule.
-    let usual = client.json()["usec_per_iteration"].as_f64();
-    assert!(usual.is_none_or(|usec| usec > 100.0), "{}", client.out);
+    // At most half of the turns fit into the first rule.
+    let usual = client.json()["us_per_iter"].as_f64().expect("a time");
+    assert!(usual > 400.0, "{}", client.out);
+}
+
+#[test]
+fn devices_names_the_variable_if_datagrams_meet_faults() {
+    for (words, is_on) in [("loss=1%", true), ("loss=0,delay=0", false), ("off", false)] {
+        let mut command = rocinante(["devices"]);
+        let done = Running::start(command.env("ROCINANTE_FAULT", words)).finish().succeeded();
+        let says = format!("ROCINANTE_FAULT={words}: faults are on");
+        assert_eq!(done.err.contains(&says), is_on, "{words}: {}", done.err);
+    }
+}
+
+#[test]
+fn a_program_without_faults_logs_none() {
+    let installed = Installed::new();
+    for (fault, is_on) in [("loss=1%", true), ("loss=0", false)] {
+        let words = ["--fault", fault, "--fault-log", "/nowhere/log", "--", "true"];
+        let done = Running::start(&mut installed.run(&words)).finish().succeeded();
+        assert_eq!(done.err.contains("there are no faults"), !is_on, "{fault}: {}", done.err);
+    }
 }
 
 #[test]
