@@ -102,7 +102,7 @@ mod tests {
         let mut flight = Flight::default();
         for round in 1..=2_u64 {
             let at = Duration::from_secs(round);
-            let sizes = (0..4000).map(|n| 100 + n % 9000);
+            let sizes = (0..4000).map(|n| 100 + 2 * n);
             sizes
                 .clone()
                 .for_each(|len| flight.launch(len, &vec![round as u8; len], &Fate::at(at, len)));
