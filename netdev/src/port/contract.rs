@@ -328,8 +328,9 @@ pub trait Port: Send {
 
     /// Reads received datagrams, up to about `budget` of them (a super-packet is never split), and
     /// hands each to `sink`. Returns their number; fewer than `budget` means that the queue was
-    /// empty, so a port that loses some of them returns `budget` while there are more. Makes at most a handful of system calls per call, none per datagram. Error: only
-    /// errors that end the port's life (the interface is gone); a peer cannot cause one.
+    /// empty, so a port that loses some of them returns `budget` while there are more. Makes at
+    /// most a handful of system calls per call, none per datagram. Error: only errors that end the
+    /// port's life (the interface is gone); a peer cannot cause one.
     fn receive(
         &mut self,
         budget: usize,
