@@ -107,7 +107,7 @@ async fn main() {
 }
 RUST
 
-export GOPATH="$folder/root/usr/share/gocode" GO111MODULE=off GOCACHE="$folder/cache"
+export GOPATH="$folder/unpacked/usr/share/gocode" GO111MODULE=off GOCACHE="$folder/cache"
 go=$(dpkg -L golang-1.19-go | grep "/bin/go$")
 "$go" build -o ask ./client
 "$go" build -o go-server ./server

@@ -292,7 +292,7 @@ pub(crate) mod faults {
     /// Bytes of free buffers that are kept for later ones. More: more memory after a burst, and
     /// fewer allocations in the next.
     pub(crate) const SPARE_BYTES: usize = HELD_BYTES / 8;
-    /// Reads of the port behind in a burst, at most, while none of what they read is handed up.
+    /// Reads of the port behind in a burst, at most, while no datagram of them is handed up.
     /// More: a flood of lost datagrams keeps its thread from everything else for longer.
     pub(crate) const READS_MAX: usize = 8;
     /// How long a datagram waits for room in the port behind, from one try to the next.

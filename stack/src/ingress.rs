@@ -95,7 +95,7 @@ impl SourceCheck {
         if self.template.is_none_or(|(port, _)| port != datagram.src_port) {
             self.learn(datagram);
         }
-        // A copy: what changes with each packet need not be stored.
+        // A copy: fields that change with each packet need not be stored.
         let Some((_, mut template)) = self.template else { return Integrity::Wrong };
         match datagram.ip_id {
             IpId::Exact { id, flags } => template.set_id(id, flags),

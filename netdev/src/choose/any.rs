@@ -92,7 +92,7 @@ impl AnyPort {
         Ok(Self::Faulty(Box::new(port)))
     }
 
-    /// Sends at once what faults hold back, because the program ends.
+    /// Sends at once the datagrams that faults delay, because the program ends.
     pub fn let_go(&mut self) {
         if let Self::Faulty(port) = self {
             port.let_go();

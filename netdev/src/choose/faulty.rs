@@ -55,7 +55,7 @@ pub struct FaultyPort {
     timer_at: Option<Duration>,
 }
 
-/// A path, with what its datagrams need that leave later.
+/// A path, with the fields that a delayed datagram of it needs.
 #[derive(Debug)]
 struct Way {
     spec: PathSpec,
@@ -66,7 +66,7 @@ struct Way {
     is_removed: bool,
 }
 
-/// What is known of a received datagram besides its bytes.
+/// The fields of a received datagram besides its bytes.
 #[derive(Debug, Clone, Copy)]
 struct Envelope {
     src: IpAddr,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::link::Fate;
 use crate::tuning::faults::SPARE_BYTES;
 
-/// Datagrams in flight, with what is known of each. Some buffers are reused.
+/// Datagrams in flight, each with its facts. Some buffers are reused.
 #[derive(Debug)]
 pub(crate) struct Flight<T> {
     /// When each lands, its order among those of one time, and its index in `flying`.

@@ -1,4 +1,4 @@
-//! A line for each decision that did something: to which datagram, and what.
+//! A line for each decision that changed the fate of a datagram.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -16,7 +16,7 @@ use crate::kernel::descriptors::apart;
 const LINES: usize = 64 * 1024;
 
 /// The log of a port. Several ports and processes may append to one file: each write is of whole
-/// lines. It never waits: what a full pipe or disk does not take is lost, and counted.
+/// lines. It never waits: lines that a full pipe or disk does not take are lost, and counted.
 #[derive(Debug)]
 pub(crate) struct FaultLog {
     file: File,

@@ -136,7 +136,7 @@ impl Filter {
 }
 
 impl Plan {
-    /// Reads what a user wrote: words such as `loss=2%,delay=100us,seed=7`, the path of a schedule
+    /// Reads a user's faults: words such as `loss=2%,delay=100us,seed=7`, the path of a schedule
     /// that ends in `.toml`, or `off`. Error: one line that says what to change.
     pub fn read(text: &str, opcodes: Opcodes) -> Result<Self, String> {
         let is_file =
@@ -329,7 +329,7 @@ impl Faults {
             decision.copies = copies;
         }
         if seen.side == Side::Egress {
-            // The path decides on the header of what leaves.
+            // The path writes the header of an outgoing datagram.
             decision.copies.iter_mut().flatten().for_each(|fate| fate.is_marked = false);
         }
         decision

@@ -94,7 +94,7 @@ fn each_rate_is_met_over_100_000_datagrams() {
         (micros(100)..=micros(150)).contains(&delay)
     };
     assert_eq!(count("delay=100us,jitter=50us", &within), 100_000);
-    // A datagram of 100 bytes with its headers is 142: at 8 bits in a microsecond each takes 142 µs
+    // A datagram of 100 bytes is 142 with its headers: at 8 bits in a microsecond it takes 142 µs
     // and 140 fit into the queue.
     let passed = count("rate=8Mbit,queue=20000", &|_, d| d.loss != Some(Loss::Rate));
     assert!((840..=850).contains(&passed), "{passed}");
@@ -283,7 +283,7 @@ fn several_faults_meet_one_datagram() {
     for copy in copies {
         assert!(copy.due == micros(8) && copy.is_marked && copy.flip.is_some(), "{copy:?}");
     }
-    // What leaves is not marked: its path writes the header.
+    // An outgoing datagram is not marked: its path writes the header.
     let decision = all.decide(micros(5), &seen(&bytes, Side::Egress));
     assert!(decision.copies().all(|copy| !copy.is_marked));
     // The rule that lost it is named, and the next one sees nothing.

@@ -1,4 +1,4 @@
-//! Counts of what happened to datagrams of a simulated network.
+//! Counts of the fates of datagrams in a simulated network.
 
 use crate::fault::link::{Fate, Loss};
 

@@ -12,7 +12,7 @@ pub(super) fn run(data: &[u8]) {
     let plan =
         if is_schedule { Plan::of_schedule(text, opcodes) } else { Plan::of_words(text, opcodes) };
     match plan {
-        // What was taken once is taken again, as the same.
+        // A plan is read again from its own words, as the same.
         Ok(plan) if !is_schedule => {
             assert_eq!(Plan::of_words(&plan.to_string(), opcodes), Ok(plan));
         }

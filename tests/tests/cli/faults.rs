@@ -1,4 +1,4 @@
-//! `--fault`: what the commands do on a bad network, on each backend, without root's tools.
+//! `--fault`: the commands on a bad network, on each backend, without root's tools.
 
 use std::path::Path;
 

@@ -22,7 +22,7 @@ pub const FAULT_LOG_VARIABLE: &str = "ROCINANTE_FAULT_LOG";
 /// The shortest packet: a BTH and an ICRC.
 const PACKET_MIN: usize = 16;
 
-/// What a program says of faults; what it leaves open is the environment's.
+/// A program's choice of faults. The environment decides the fields that it leaves open.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FaultWish {
     pub words: Option<String>,
@@ -72,13 +72,13 @@ pub fn opcodes(words: &str) -> Vec<u8> {
 }
 
 impl Chosen {
-    /// Puts the faults before the ports. Also returns what they are, with their seed. Error: no
+    /// Puts the faults before the ports. Also returns their words, with the seed. Error: no
     /// descriptor is left, or the log cannot be written.
     pub(super) fn before(self, ports: Vec<AnyPort>) -> Result<(Vec<AnyPort>, String), VerbsError> {
         let Self { plan, log } = self;
         let seed = match plan.seed {
             Some(seed) => seed,
-            // Of ten digits at most, for whoever types it again.
+            // Of ten digits at most, as users type it again.
             None => u64::from(random::random()?),
         };
         let with = |(nth, port): (usize, AnyPort)| {

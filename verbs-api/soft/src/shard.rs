@@ -131,7 +131,7 @@ impl Shard {
         self.send_waiting();
     }
 
-    /// Sends what faults hold back.
+    /// Sends at once the datagrams that faults delay.
     pub(super) fn let_go(&mut self) {
         self.io.port.let_go();
     }

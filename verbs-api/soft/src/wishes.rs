@@ -68,7 +68,7 @@ pub struct Settings {
     /// The processors of the threads: one per shard, starting again from the first. If empty, the
     /// threads are not pinned.
     pub cpus: Vec<usize>,
-    /// What the program that opened it said of faults.
+    /// The choice of faults of the program that opened it.
     pub fault: FaultWish,
 }
 

@@ -22,11 +22,12 @@ pub(crate) mod api {
     include!(concat!(env!("OUT_DIR"), "/v1.rs"));
 }
 
-/// How often a kubelet that watches is told the same again: it takes the health for unknown after
-/// 30 s.
+/// The period after which a kubelet that watches gets the same answer again: it takes the health
+/// for unknown after 30 s.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// The agent has gone after so many silences: one that restarts, or is busy, has not.
+/// The agent counts as gone after this number of silent periods: one that restarts, or is busy,
+/// is silent for fewer.
 const SILENCES: u32 = 5;
 
 /// Tells `serves` whether the agent is there, by whether it answers, until the driver ends. It says

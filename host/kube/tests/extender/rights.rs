@@ -53,7 +53,7 @@ fn asked<'a>(
     (group, resource, verb)
 }
 
-/// Error: what is not permitted.
+/// Error: the call that no role permits.
 pub(super) fn check(
     method: &Method,
     path: &str,

@@ -127,7 +127,7 @@ fn corruption(backend: Backend) -> Result<(), String> {
     Ok(())
 }
 
-/// What is held back wakes whoever waits, and leaves although its path is gone.
+/// A delayed datagram wakes the thread that waits, and leaves although its path is gone.
 fn delay(backend: Backend) -> Result<(), String> {
     let held = Duration::from_millis(60);
     for (of_a, of_b) in [("delay=60ms", "off"), ("off", "delay=60ms,ecn=100%")] {
@@ -159,7 +159,7 @@ fn delay(backend: Backend) -> Result<(), String> {
     Ok(())
 }
 
-/// A port that closes, and a program that ends, send what is held back.
+/// A port that closes, and a program that ends, send delayed datagrams at once.
 fn ends(backend: Backend) -> Result<(), String> {
     let (_pair, Sides { mut a, mut b, path }) = pair(backend, "delay=1m", "off")?;
     send(&mut a, path, 2);

@@ -58,8 +58,8 @@ pub(super) struct ResponseRequest {
     pub(super) cost: Cost,
 }
 
-/// What leaves in a burst: packets of one request; requests of one packet each; or only one, the
-/// last of the queue, which asks or does not.
+/// The kinds of bursts: packets of one request; requests of one packet each; one packet, that of
+/// the last request of the queue, which asks or does not.
 pub(super) const PARTS: u8 = 0;
 const SINGLES: u8 = 1;
 const LAST: u8 = 2;
