@@ -20,7 +20,7 @@ mkdir -p debs/partial client server/src h2/src
 
 apt-get install -qq --yes --reinstall --download-only --no-install-recommends \
     -o Dir::Cache::archives="$folder/debs" golang-google-grpc-dev=1.33.3-2 > /dev/null
-for package in debs/*.deb; do dpkg -x "$package" root; done
+for package in debs/*.deb; do dpkg -x "$package" unpacked; done
 
 cat > client/main.go <<'GO'
 package main

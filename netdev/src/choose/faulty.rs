@@ -122,7 +122,7 @@ impl FaultyPort {
     /// Sends all that leaves later at once: the program ends.
     pub(super) fn let_go(&mut self) {
         self.let_leave(Duration::MAX);
-        self.flush_inner();
+        flush(&mut self.inner, &mut self.failures);
     }
 
     fn now(&self) -> Duration {
@@ -143,9 +143,7 @@ impl FaultyPort {
         while let Some((&(path, bit), bytes)) = self.leaving.peek(until) {
             let len = bytes.len();
             if self.inner.reserve(path, len).is_none() {
-                let failures = &mut self.failures;
-                let mut failed = |failure| keep(failures, failure);
-                self.inner.flush(&mut failed as &mut dyn FnMut(TxFailure));
+                flush(&mut self.inner, &mut self.failures);
             }
             let Some(slot) = self.inner.reserve(path, len) else {
                 // At the end of the program there is no later.
@@ -168,12 +166,6 @@ impl FaultyPort {
                 self.inner.remove_path(path);
             }
         }
-    }
-
-    fn flush_inner(&mut self) {
-        let failures = &mut self.failures;
-        let mut failed = |failure| keep(failures, failure);
-        self.inner.flush(&mut failed as &mut dyn FnMut(TxFailure));
     }
 
     /// Sets the timer to the next datagram that is held back.
@@ -210,7 +202,7 @@ impl FaultyPort {
         let now = self.now();
         if self.leaves_at().is_some_and(|at| at <= now) {
             self.let_leave(now);
-            self.flush_inner();
+            flush(&mut self.inner, &mut self.failures);
         }
         let mut handed = 0;
         while handed < budget
@@ -310,6 +302,12 @@ impl Envelope {
 
 fn has_room<T>(flight: &Flight<T>) -> bool {
     flight.len() < HELD_MAX && flight.bytes() < HELD_BYTES
+}
+
+/// Flushes the port behind, and keeps its failures.
+fn flush(inner: &mut AnyPort, failures: &mut Vec<TxFailure>) {
+    let mut failed = |failure| keep(failures, failure);
+    inner.flush(&mut failed as &mut dyn FnMut(TxFailure));
 }
 
 /// Keeps a failure for the next flush; beyond some, the last stands for more.
@@ -428,7 +426,7 @@ impl Port for FaultyPort {
         self.reserved = None;
         let now = self.now();
         self.let_leave(now);
-        self.flush_inner();
+        flush(&mut self.inner, &mut self.failures);
         self.failures.drain(..).for_each(&mut failed);
         self.arm(now);
         self.write_log();
