@@ -20,6 +20,7 @@ mod hook;
 mod kernel;
 mod packet;
 mod page;
+mod reserved;
 mod ucma;
 mod words;
 
@@ -39,7 +40,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     Target { name: "packet", run: packet::run, corpus: packet::corpus, tries: 200_000 },
     Target { name: "engine", run: engine::run, corpus: engine::corpus, tries: 6_000 },
     Target { name: "api", run: api::run, corpus: api::corpus, tries: 6_000 },
@@ -52,6 +53,7 @@ pub const TARGETS: [Target; 13] = [
     Target { name: "hook", run: hook::run, corpus: hook::corpus, tries: 100_000 },
     Target { name: "page", run: page::run, corpus: page::corpus, tries: 20_000 },
     Target { name: "ucma", run: ucma::run, corpus: ucma::corpus, tries: 3_000 },
+    Target { name: "reserved", run: reserved::run, corpus: reserved::corpus, tries: 100_000 },
     Target { name: "faults", run: faults::run, corpus: faults::corpus, tries: 100_000 },
 ];
 

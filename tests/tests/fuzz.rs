@@ -59,6 +59,7 @@ targets! {
     any_words_in_a_page_of_counters: "page";
     any_commands_to_rdma_cm: "ucma";
     any_words_of_faults: "faults";
+    any_words_of_reservations: "reserved";
 }
 
 #[test]

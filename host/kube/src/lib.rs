@@ -11,6 +11,8 @@ mod agent;
 mod authority;
 mod dra;
 mod extender;
+#[doc(hidden)]
+pub mod fuzzing;
 mod http;
 mod kubelet;
 mod ledger;
