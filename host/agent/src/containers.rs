@@ -450,7 +450,7 @@ impl Inner {
     /// there.
     fn follow(&mut self, index: u32) -> bool {
         let Some(container) = self.containers.get(&index) else { return false };
-        let is_closed = self.is_closed(container.namespace, container.pod());
+        let is_closed = self.closes(container);
         let Some(container) = self.containers.get_mut(&index) else { return false };
         let host = match self.namespaces.link(None, index) {
             Ok(host) => host,
@@ -483,6 +483,7 @@ impl Inner {
             // permitted before stay, and no others.
             container.sources.clone()
         };
+        let sources = Sources { is_closed: container.sources.is_closed, ..sources };
         let allowed = allowed(&self.cut_off, container.namespace, &sources, is_closed);
         match SourceFilter::attach(index, &allowed) {
             Ok((_, how)) => {

@@ -3,8 +3,8 @@
 //!
 //! The rules in force are in the kernel: the programs at the hosts' ends and their addresses. So a
 //! file that is lost, cut, of another boot or another agent costs little: containers whose
-//! addresses were fixed or followed have from then on those that the kernel knows, and ports that
-//! are held lose the guard of their rings.
+//! addresses were fixed or followed have from then on those that the kernel knows, and stay open or
+//! closed where claims decide; ports that are held lose the guard of their rings.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};

@@ -21,6 +21,15 @@ pub(super) fn allowed(
 }
 
 impl Inner {
+    /// Whether no RoCEv2 leaves a container. One of which an earlier agent's state is lost stays as
+    /// its program has it, until it asks or is introduced.
+    pub(super) fn closes(&self, container: &Container) -> bool {
+        match container.namespace {
+            0 => self.policy == DefaultPolicy::Claimed && container.sources.is_closed,
+            namespace => self.is_closed(namespace, container.pod()),
+        }
+    }
+
     /// Whether no RoCEv2 leaves the ends of a network namespace, of which one is of this pod. The
     /// engine may have introduced another of them alone.
     pub(super) fn is_closed(&self, namespace: u64, pod: Option<&str>) -> bool {

@@ -50,6 +50,7 @@ impl Containers {
             let filter = filter.as_ref();
             // Changes since then are announced as followed ones.
             let before = filter.map(SourceFilter::sources).transpose()?.flatten();
+            let before = before.unwrap_or_default();
             let container = Container {
                 name: link.name,
                 peer,
@@ -58,7 +59,7 @@ impl Containers {
                 introduced,
                 called,
                 unguarded: inner.unguarded(peer.0),
-                sources: Sources { is_closed: false, ..before.unwrap_or_default() },
+                sources: Sources { is_closed: namespace == 0 && before.is_closed, ..before },
                 dropped: filter.map(SourceFilter::all_dropped).transpose()?.unwrap_or_default(),
                 ports: BTreeMap::new(),
                 // It may have rates from before.

@@ -56,7 +56,7 @@ impl Containers {
             let mut report = container.report(&config);
             report.requests = inner.journal.requests(Some(Share::Container(container.namespace)));
             report.cut_off = inner.cut_off.contains_key(&container.namespace);
-            report.closed = inner.is_closed(container.namespace, container.pod());
+            report.closed = inner.closes(container);
             (*end, report)
         });
         let mut reports: Vec<(u32, ContainerStatus)> = reports.collect();

@@ -1,8 +1,8 @@
 //! Claims of pods.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::net::{IpAddr, UdpSocket};
+use std::{fs, io};
 
 use rocinante_agent::control::{self, About};
 use rocinante_agent::host::Reason;
@@ -189,6 +189,22 @@ fn where_claims_decide_no_roce_leaves_a_container_without_one() {
     }
     assert_eq!(asked(&host, json!({"command": "unclaim", "name": "c"})), done());
     assert_eq!(hears(&host), [closed; 3]);
+    // The state is lost, and with it claims and pods.
+    assert_eq!(claim(&host, "c", &["q"], [100, 0]), done());
+    host.kill();
+    fs::remove_file(host.state()).expect("removed");
+    for _ in 0..2 {
+        host.start();
+        assert_eq!(hears(&host), [closed, open, closed]);
+        host.kill();
+    }
+    host.start();
+    reload(&host, UPLINK);
+    assert_eq!(hears(&host), [open; 3]);
+    reload(&host, &[UPLINK, CLAIMED].concat());
+    assert_eq!(claim(&host, "c", &["p"], [100, 0]), done());
+    ["p", "q"].into_iter().enumerate().for_each(|(at, pod)| introduce(&host, at, pod));
+    assert_eq!(hears(&host), [open, closed, closed]);
 }
 
 /// Whether no RoCEv2 leaves the end with this name; `None` if it is not guarded.
