@@ -47,7 +47,7 @@ impl Qp {
         // Last, because the peer's program waits for a request.
         if turn.end != TurnEnd::SinkFull
             && self.responder.has_response()
-            && self.acknowledge(shared, host, sink) != Sent::Yes
+            && self.acknowledge(shared, host, sink) == Sent::Full
         {
             turn.end = TurnEnd::SinkFull;
         }

@@ -1,7 +1,7 @@
 //! Quiet messages: small SENDs and WRITEs, unsignaled and in answer to the peer's. Only every
 //! eighth has AckReq, and a probe asks in time about those not acknowledged.
 
-use crate::common::{BASE, Pair, Setup, Solo, qp_init, seal};
+use crate::common::{BASE, Pair, Setup, Solo, qp_init, seal, to};
 use rocinante_scripts::packet;
 use rocinante_stack::mem::{Access, MwType};
 use rocinante_stack::types::{Key, Psn, Qpn};
@@ -373,6 +373,18 @@ fn who_goes_says_what_came_unasked() {
     assert_eq!(acks(&mut talk, None), [""; 0], "all are acknowledged");
     talk.receive();
     assert_eq!(acks(&mut talk, None).len(), 1);
+}
+
+#[test]
+fn one_that_was_reset_owes_nothing_and_holds_no_other_back() {
+    let mut talk = talk(&setup());
+    talk.receive();
+    let solo = &mut talk.solo;
+    let qpn = solo.end.qpn;
+    solo.end.modify(qpn, &to(QpState::Reset)).unwrap();
+    solo.end.engine.acknowledge_unasked(None);
+    assert_eq!(solo.sent(), [""; 0]);
+    assert_eq!(solo.end.engine.urgency(), Urgency::Idle);
 }
 
 // ---- packets that cannot wait for the probe ----

@@ -140,6 +140,7 @@ impl Responder {
         self.close();
         self.records.clear();
         self.nak = None;
+        self.told = self.ackable;
     }
 
     /// Takes no more requests. It still sends the responses to earlier requests, and the NAK with
