@@ -86,13 +86,13 @@ impl FrameIo for PacketIo {
     ) -> usize {
         let mut count = 0;
         // Frames without a datagram also count against the budget: garbage must not keep us here.
-        for _ in 0..budget {
-            if count >= budget {
-                break;
-            }
+        while count < budget {
             match self.ring.take(|frame| rx::deliver(frame, &mut state.stats, sink)) {
-                Some(Some(datagrams)) => count += datagrams,
-                Some(None) => state.stats.rx_malformed += 1,
+                Some(Some(datagrams)) => count += datagrams.max(1),
+                Some(None) => {
+                    state.stats.rx_malformed += 1;
+                    count += 1;
+                }
                 None => break,
             }
         }

@@ -192,7 +192,7 @@ impl Queue {
         }
     }
 
-    /// Splits one message into its datagrams; returns their number.
+    /// Splits one message into its datagrams; returns their number, with a truncated one as one.
     fn hand_up(
         &self,
         message: &Received<'_>,
@@ -201,7 +201,7 @@ impl Queue {
     ) -> usize {
         if message.truncated {
             stats.rx_malformed += 1;
-            return 0;
+            return 1;
         }
         let bytes = message.payload.len();
         let mut datagram = RxDatagram {
@@ -282,7 +282,8 @@ mod tests {
                             (false, true) => len.div_ceil(segment),
                             (false, false) => 1,
                         };
-                        assert_eq!((told, count), (expected, expected), "{len} by {segment}");
+                        let read = if truncated { 1 } else { expected };
+                        assert_eq!((told, count), (read, expected), "{len} by {segment}");
                         assert_eq!(bytes, if truncated { 0 } else { len });
                         assert_eq!(stats.rx_datagrams, expected as u64);
                         assert_eq!(stats.rx_malformed, u64::from(truncated));
