@@ -208,9 +208,9 @@ impl Bits {
     }
 }
 
-/// Whether an error says nothing about the interface. `ENODEV` also comes while a driver resets it
+/// Whether an error says nothing about what an interface or the kernel can. `ENODEV` also comes while a driver resets it
 /// (`netif_device_present`); rtnetlink knows whether the interface is gone.
-fn is_passing(error: &io::Error) -> bool {
+pub(crate) fn is_passing(error: &io::Error) -> bool {
     let errnos =
         [libc::ENODEV, libc::ENOMEM, libc::ENOBUFS, libc::EINTR, libc::EAGAIN, libc::EBUSY];
     error.kind() == io::ErrorKind::TimedOut

@@ -25,6 +25,7 @@ use super::sockets::{Options, to_itself};
 use super::staging::RUN_BYTES_MAX;
 use super::sys::{Message, SendScratch, Socket, begin_message};
 use crate::kernel::descriptors::wait_readable;
+use crate::kernel::ethtool::is_passing;
 use crate::kernel::interface::Interface;
 use crate::tuning::udp::{RING_IDLE, RING_IDLE_CROWDED, RING_RUNS, TRIAL_TENTHS};
 
@@ -228,9 +229,9 @@ impl Rings {
         let error = match why {
             NotSent::Part => io::Error::from_raw_os_error(libc::ENOBUFS),
             NotSent::Nothing(error) => match end_message(socket, run) {
-                // It was open, so the pages were refused.
+                // It was open, so the pages were refused, or memory was short for a moment.
                 Ok(()) => {
-                    self.refused = true;
+                    self.refused = !is_passing(&error);
                     return Ok(false);
                 }
                 Err(e) if e.raw_os_error() == Some(libc::EDESTADDRREQ) => error,
@@ -302,6 +303,29 @@ mod tests {
             assert_eq!(rings.count(), 0);
         }
         assert!(made < 20, "{made} times");
+    }
+
+    /// A pipe without room, as if memory for its pages were short.
+    #[test]
+    fn a_run_that_is_copied_for_a_moment_leaves_the_next_by_reference() {
+        let (mut rings, now) = (Rings::new(RING_BYTES), Instant::now());
+        let id = rings.of(QUEUE, now).expect("memory");
+        let [open, closed] = [(); 2].map(|()| Socket::new(false).unwrap());
+        open.bind(&"127.0.0.1:0".parse().unwrap()).unwrap();
+        let own = rustix::net::getsockname(&open).unwrap();
+        rustix::net::connect(&open, &own).unwrap();
+        let places = rings.bytes(id)[..2 * PLACE_BYTES].chunks(PLACE_BYTES);
+        for place in places {
+            let refused = rings.pipe.as_ref().unwrap().send(&closed, place);
+            assert!(matches!(refused, Err(NotSent::Nothing(_))), "the socket has no peer");
+        }
+        for by_reference in [false, true] {
+            assert_eq!(rings.of(QUEUE, now), Some(id));
+            assert_eq!(rings.end_message(&open, id, BEGIN, 5000).unwrap(), by_reference);
+            assert!(wait_readable(&open, 1000).unwrap());
+            let (_, len) = rustix::net::recv(&open, &mut [0; 9000], RecvFlags::DONTWAIT).unwrap();
+            assert_eq!(len, 5000);
+        }
     }
 
     #[test]
