@@ -11,6 +11,7 @@
 use std::sync::{Arc, Weak};
 
 use super::Hca;
+use super::shard::Shard;
 use crate::provider::sync::{AtomicU32, Instant, Mutex, OnceLock, Ordering, yield_now};
 use crate::tuning::shard::EXIT_PATIENCE;
 
@@ -66,9 +67,7 @@ pub extern "C" fn send_held_at_once() {
                 lock = core.shard.try_lock();
             }
             if let Some(mut shard) = lock {
-                shard.send_last(None);
-                shard.let_go();
-                shard.publish_all();
+                leave(&mut shard, until);
                 std::mem::forget(shard);
             }
         }
@@ -86,12 +85,61 @@ extern "C" fn send_held() {
     for device in devices.iter().filter_map(Weak::upgrade) {
         for core in device.shards.all() {
             if let Some(mut shard) = core.shard.try_lock_for(EXIT_PATIENCE) {
-                shard.send_last(None);
-                shard.let_go();
-                shard.publish_all();
+                leave(&mut shard, Instant::now() + EXIT_PATIENCE);
             }
         }
         // Leaks the device, so that the exit does not wait for its threads.
         std::mem::forget(device);
+    }
+}
+
+/// Sends everything of a shard that may leave. Until then it waits for room in the socket.
+fn leave(shard: &mut Shard, until: Instant) {
+    shard.send_last(None);
+    while shard.has_to_send() && Instant::now() < until {
+        yield_now();
+        shard.send_waiting();
+    }
+    shard.let_go();
+    shard.publish_all();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+    use std::time::Duration;
+
+    use rocinante_netdev::sim::{SimConfig, SimNet};
+    use rocinante_netdev::{AnyPort, PathSpec, Port as _};
+    use rocinante_stack::{Engine, EngineConfig};
+
+    use super::*;
+    use crate::host::Host;
+    use crate::router::Router;
+
+    #[test]
+    fn a_device_whose_port_is_full_leaves_once_there_is_room() {
+        let [local, remote] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
+        let net = SimNet::new(1);
+        let (port, gate) = net.gated_port(&[local], &SimConfig::default()).unwrap();
+        let (engine, router) = (Engine::new(EngineConfig::default()), Router::new(None, None));
+        let mut shard = Shard::new("test", engine, AnyPort::from(port), Host::new(1), router);
+        let (src_port, tos, ttl, flow_label) = (0xc000, 0, 64, 0);
+        let spec = PathSpec { local, remote, src_port, tos, ttl, flow_label };
+        let path = shard.io.port.add_path(&spec).unwrap().id;
+        gate.shut();
+        shard.io.port.reserve(path, 24).unwrap().buf.fill(0);
+        shard.io.port.commit();
+        shard.io.flush();
+        leave(&mut shard, Instant::now());
+        assert!(shard.has_to_send());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(20));
+                gate.open();
+            });
+            leave(&mut shard, Instant::now() + Duration::from_secs(60));
+        });
+        assert!(!shard.has_to_send());
     }
 }

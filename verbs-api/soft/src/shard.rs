@@ -205,10 +205,15 @@ impl Shard {
         }
     }
 
+    /// Whether the engine or the port has packets to send.
+    pub(super) fn has_to_send(&self) -> bool {
+        self.engine.urgency() != Urgency::Idle || self.io.wants_write()
+    }
+
     /// Sends what there is to send.
     fn transmit(&mut self, now: Time) -> bool {
         self.cork.pull();
-        if self.engine.urgency() == Urgency::Idle && !self.io.wants_write() {
+        if !self.has_to_send() {
             return false;
         }
         let mut now = now;
