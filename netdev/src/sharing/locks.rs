@@ -28,8 +28,11 @@ const ALL: u64 = 1 << 16;
 const XDP: u64 = 1 << 17;
 /// A guardian has the lock of this byte while it ends the connections of those that have gone.
 const GUARD: u64 = 1 << 18;
-/// Services and requests are behind this: 256 bytes each, one for each slot.
+/// Services are behind this: 256 bytes each, one for each slot.
 const SERVICES: u64 = 1 << 20;
+/// Peers' requests are behind those, in the same way. A peer chooses its address and the number of
+/// a request, so it must reach no service's place.
+const REQUESTS: u64 = SERVICES + (1 << 61);
 /// Ports are behind those, a byte each, so that the locks of ports in a row are one to the kernel.
 const PORTS: u64 = 3 << 61;
 /// The record of a slot that a process has taken, and not left.
@@ -98,26 +101,25 @@ impl On {
 
 /// The place of a service among the locks. Two services at one place would only refuse each other.
 pub(super) fn service(service: u64, on: On) -> u64 {
-    place(mixed(service << 2 | on as u64))
+    SERVICES + apart(mixed(service << 2 | on as u64))
 }
 
-/// The place of a peer's request among those of services.
+/// The place of a peer's request.
 pub(super) fn request(peer: IpAddr, key: u64) -> u64 {
     let octets = match peer {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
         IpAddr::V6(ip) => ip.to_bits(),
     };
-    place(
-        [(octets >> 64) as u64, octets as u64]
-            .into_iter()
-            .fold(key, |so_far, half| mixed(mixed(so_far) ^ half)),
-    )
+    let halves = [(octets >> 64) as u64, octets as u64];
+    REQUESTS + apart(halves.into_iter().fold(key, |so_far, half| mixed(mixed(so_far) ^ half)))
 }
 
 /// Locks that are next to each other become one, so these are apart.
-fn place(mixed: u64) -> u64 {
-    SERVICES + (mixed >> 11) * 512
+const fn apart(mixed: u64) -> u64 {
+    (mixed >> 12) * 512
 }
+const _: () = assert!(SERVICES + apart(u64::MAX) + 512 <= REQUESTS);
+const _: () = assert!(REQUESTS + apart(u64::MAX) + 512 <= PORTS);
 
 /// As SplitMix64 mixes.
 fn mixed(bits: u64) -> u64 {
