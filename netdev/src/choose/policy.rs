@@ -13,7 +13,8 @@
 //! interface, a loopback address. Reading nftables needs `CAP_NET_ADMIN` over the namespace;
 //! reading tcx needs it over the machine. [`Audit::unseen`] lists rules that could not be read. The
 //! audit does not cover rules outside the namespace, which apply to every backend on a veth, nor
-//! BPF programs of cgroups and of netfilter links.
+//! BPF programs of cgroups and of netfilter links, nor routing rules and `rp_filter` for what
+//! arrives.
 
 mod expression;
 pub(crate) mod nft;
@@ -23,21 +24,41 @@ mod tc;
 mod xfrm;
 mod xtables;
 
+use std::io;
+
 pub use nft::nft_at_ingress;
 pub(crate) use rules::{Audit, AuditVerdict};
 
+use self::rules::ADMIN;
 use crate::kernel::interface::Interface;
+use crate::kernel::rtnl::Rtnl;
 
 /// Reads the rules on the path of RoCEv2 through `iface`, in the calling thread's network
 /// namespace.
 #[must_use]
 pub(crate) fn audit(iface: &Interface) -> Audit {
     let mut audit = Audit::default();
-    nft::audit(iface, &mut audit);
-    xtables::audit(&mut audit);
-    xfrm::audit(iface, &mut audit);
-    tc::audit(iface, &mut audit);
+    let vrf = vrf_of(iface).unwrap_or_else(|error| {
+        audit.note_unseen("the VRF", || ADMIN.explain(), &error);
+        None
+    });
+    [Some(iface), vrf.as_ref()].into_iter().flatten().for_each(|on| audit_on(on, &mut audit));
     audit
+}
+
+fn audit_on(iface: &Interface, audit: &mut Audit) {
+    nft::audit(iface, audit);
+    xtables::audit(audit);
+    xfrm::audit(iface, audit);
+    tc::audit(iface, audit);
+}
+
+/// The VRF of an interface, with the interface's addresses: datagrams pass its rules, too.
+fn vrf_of(iface: &Interface) -> io::Result<Option<Interface>> {
+    let mut rtnl = Rtnl::open()?;
+    let Some(index) = rtnl.domain(iface.index)? else { return Ok(None) };
+    let name = rtnl.link(index)?.name;
+    Ok(Some(Interface { name, index, ..iface.clone() }))
 }
 
 /// Rules in one place that neither `nft` nor `tc` lists.

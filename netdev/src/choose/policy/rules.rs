@@ -60,7 +60,10 @@ impl Audit {
     }
 
     pub(super) fn found(&mut self, what: String, packet_bypasses: bool) {
-        self.rules.push(Rule { what, packet_bypasses });
+        let rule = Rule { what, packet_bypasses };
+        if !self.rules.contains(&rule) {
+            self.rules.push(rule);
+        }
     }
 
     /// Records rules that could not be read, and why; `denied` explains `EPERM`.
@@ -74,7 +77,10 @@ impl Audit {
             Some(libc::EPERM | libc::EACCES) => denied(),
             _ => error.to_string(),
         };
-        self.unseen.push(format!("{what} cannot be read ({why})"));
+        let unseen = format!("{what} cannot be read ({why})");
+        if !self.unseen.contains(&unseen) {
+            self.unseen.push(unseen);
+        }
     }
 }
 

@@ -220,6 +220,29 @@ fn tc_filters_and_shapers_are_found() {
     assert!(shaped.rules[0].what.contains("tbf"), "{shaped:?}");
 }
 
+/// An interface in the place of a VRF, which few kernels of tests have.
+#[test]
+fn rules_on_the_vrf_are_found_too_and_others_once() {
+    let pair = or_skip!("policy::rules_on_the_vrf", Pair::new_seeing());
+    pair.a.sh("ip link add vrf0 type bridge");
+    for (on, found) in [("iifname vrf0", [0, 1]), ("iifname v0", [1, 1]), ("", [1, 1])] {
+        let rules = format!(
+            "table ip t {{ chain c {{ type filter hook input priority 0;
+            {on} udp dport 4791 drop }} }}"
+        );
+        assert_eq!(with_nft(&pair, &rules).rules.len(), found[0], "{on}");
+        let both = pair.a.run(|| {
+            let v0 = Interface::by_name("v0").expect("v0");
+            let name = String::from("vrf0");
+            let index = Interface::by_name(&name).expect("vrf0").index;
+            let mut audit = audit(&v0);
+            audit_on(&Interface { name, index, ..v0 }, &mut audit);
+            audit.rules.len()
+        });
+        assert_eq!(both, found[1], "{on}");
+    }
+}
+
 #[test]
 fn ipsec_policies_are_found() {
     let pair = or_skip!("policy::ipsec_policies_are_found", Pair::new_seeing());
@@ -252,6 +275,13 @@ fn ipsec_policies_are_found() {
         assert_eq!(audit.rules.len(), usize::from(!found.is_empty()), "{policy}: {audit:?}");
         assert_eq!(bypasses(&audit, Backend::Packet), !found.is_empty(), "{policy}");
         assert_eq!(audit.verdict(Backend::Udp), AuditVerdict::Clear);
+    }
+    pair.a.sh("ip xfrm policy flush");
+    for (blocked, found) in [("in", 1), ("out", 1), ("fwd", 0)] {
+        let defaults = ["in", "fwd", "out"]
+            .map(|way| format!("{way} {}", if way == blocked { "block" } else { "accept" }));
+        pair.a.sh(&format!("ip xfrm policy setdefault {}", defaults.join(" ")));
+        assert_eq!(audit_in(&pair).rules.len(), found, "{blocked}");
     }
 }
 

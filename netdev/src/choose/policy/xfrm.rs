@@ -13,6 +13,9 @@ use crate::kernel::rtnl::socket::{Attributes, NetlinkSocket};
 const NETLINK_XFRM: isize = 6;
 const NEWPOLICY: u16 = 0x13;
 const GETPOLICY: u16 = 0x15;
+/// The answer has a byte each for `in`, `fwd` and `out` (`struct xfrm_userpolicy_default`).
+const GETDEFAULT: u16 = 0x28;
+const DEFAULT_BLOCK: u8 = 1;
 /// `struct xfrm_userpolicy_id`, which a request to list all has too.
 const ID_LEN: usize = 64;
 
@@ -50,10 +53,19 @@ pub(super) fn policies(
     audit: &mut Audit,
 ) -> Vec<(&'static str, usize)> {
     let mut found = [("in", 0), ("out", 0), ("fwd", 0)];
-    let read = read(&mut |policy| {
-        if let Some(direction) = concerned(policy, iface, forwards) {
-            found[usize::from(direction)].1 += 1;
+    let read = read(&mut |kind, body| match (kind, body) {
+        (NEWPOLICY, policy) => {
+            if let Some(direction) = concerned(policy, iface, forwards) {
+                found[usize::from(direction)].1 += 1;
+            }
         }
+        // What happens where no policy matches.
+        (GETDEFAULT, [inward, forwarded, out, ..]) => {
+            found[0].1 += usize::from(!forwards && *inward == DEFAULT_BLOCK);
+            found[1].1 += usize::from(*out == DEFAULT_BLOCK);
+            found[2].1 += usize::from(forwards && *forwarded == DEFAULT_BLOCK);
+        }
+        _ => {}
     });
     if let Err(e) = read {
         audit.note_unseen("the IPsec policies", || ADMIN.explain(), &e);
@@ -61,17 +73,18 @@ pub(super) fn policies(
     found.into_iter().filter(|(_, count)| *count > 0).collect()
 }
 
-fn read(each: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+fn read(each: &mut dyn FnMut(u16, &[u8])) -> io::Result<()> {
     let mut socket = match NetlinkSocket::open(NETLINK_XFRM) {
         // A kernel without IPsec.
         Err(e) if e.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(()),
         socket => socket?,
     };
-    socket.request(GETPOLICY, true, &[0; ID_LEN], &mut |kind, policy| {
-        if kind == NEWPOLICY {
-            each(policy);
-        }
-    })
+    socket.request(GETPOLICY, true, &[0; ID_LEN], each)?;
+    match socket.request(GETDEFAULT, false, &[0; 4], each) {
+        // Linux before 5.15 knows none.
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+        read => read,
+    }
 }
 
 /// The direction of a policy, unless none of our datagrams can meet it.
