@@ -1,6 +1,7 @@
 //! The table of regions and windows, and the checks.
 
 use core::marker::PhantomData;
+use std::collections::TryReserveError;
 
 use super::access::{Access, AccessError, Accessor, PdId};
 use super::entry::{Entry, EntryKind, Slot};
@@ -28,7 +29,8 @@ impl RegionTable {
     /// A table for at most `max` regions and windows.
     #[must_use]
     pub fn new(max: usize) -> Self {
-        Self { slots: empty(SLOTS_MIN), used: 0, max, owned: 0 }
+        let slots = vec![Slot::Empty; SLOTS_MIN].into();
+        Self { slots, used: 0, max, owned: 0 }
     }
 
     /// Number of regions and windows.
@@ -86,15 +88,25 @@ impl RegionTable {
         while key >> 8 == 0 || self.find_tag(key).is_some() {
             key = key.wrapping_mul(0x9e37_79b1).wrapping_add(0x7f4a_7c15);
         }
+        self.reserve().ok()?;
         self.used += 1;
-        if self.used * 2 > self.slots.len() {
-            let twice = empty(self.slots.len() * 2);
-            for slot in std::mem::replace(&mut self.slots, twice) {
-                self.place(slot);
-            }
-        }
         self.place(Slot::Taken(Key(key), entry));
         Some(Key(key))
+    }
+
+    /// Makes room for another entry.
+    ///
+    /// # Errors
+    /// There is no memory. The table stays as it was.
+    pub fn reserve(&mut self) -> Result<(), TryReserveError> {
+        if (self.used + 1) * 2 <= self.slots.len() {
+            return Ok(());
+        }
+        let twice = empty(self.slots.len() * 2)?;
+        for slot in std::mem::replace(&mut self.slots, twice) {
+            self.place(slot);
+        }
+        Ok(())
     }
 
     /// Puts an entry where look-ups find it.
@@ -223,8 +235,11 @@ impl RegionTable {
 }
 
 /// Slots without entries: a power of two.
-fn empty(slots: usize) -> Box<[Slot]> {
-    vec![Slot::Empty; slots].into_boxed_slice()
+fn empty(slots: usize) -> Result<Box<[Slot]>, TryReserveError> {
+    let mut all = Vec::new();
+    all.try_reserve_exact(slots)?;
+    all.resize(slots, Slot::Empty);
+    Ok(all.into())
 }
 
 /// Regions have no owner, and windows no local key.

@@ -85,6 +85,9 @@ def no_descriptor_at_all():
 def memory():
     context = opened()
     assert queues(context, 1)[0] == 1
+    pd = call("ibv_alloc_pd", context)
+    srq = lib.ibv_create_srq(c.c_void_p(pd), struct.pack("<QIII4x", 0, 1, 32, 0))
+    region = c.create_string_buffer(64)
     with open("/proc/self/statm") as file:
         pages = int(file.read().split()[0])
     used = pages * resource.getpagesize()
@@ -93,6 +96,17 @@ def memory():
     assert made < 1000 and number == errno.ENOMEM, (made, number)
     cq = call("ibv_create_cq", context, 1 << 20, None, None, 0)
     assert not cq and c.get_errno() == errno.ENOMEM, c.get_errno()
+    assert queues(context, 1)[0] == 1
+    # As many elements as fit, each of 32 pieces.
+    change = struct.pack("<III", 1 << 15, 32, 0)
+    assert lib.ibv_modify_srq(c.c_void_p(srq), change, c.c_int(1)) == errno.ENOMEM
+    regions = []
+    while (mr := call("ibv_reg_mr", pd, c.addressof(region), 64, 0)):
+        regions.append(mr)
+    assert c.get_errno() == errno.ENOMEM, c.get_errno()
+    assert len(regions) > 1000
+    for mr in regions:
+        assert lib.ibv_dereg_mr(c.c_void_p(mr)) == 0
     assert queues(context, 1)[0] == 1
 
 

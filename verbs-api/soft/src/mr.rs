@@ -1,5 +1,7 @@
 //! Regions in the region table.
 
+use std::collections::TryReserveError;
+use std::io;
 use std::sync::Arc;
 
 use rocinante_stack::mem::{Access, AccessError, Accessor, PdId, Region, Sge};
@@ -42,8 +44,14 @@ impl Registration {
         let random = random()?;
         let device = &pd.device;
         let charge = Charge::region(device.hca(), range.len)?;
+        if start.checked_add(range.len as u64).is_none() {
+            return Err(wraps());
+        }
         let region = region(pd.id, range, start, access);
         let mut shards = device.shards.hold_all();
+        for shard in shards.iter_mut() {
+            shard.host.regions.reserve().map_err(no_memory)?;
+        }
         let key = shards.first().host.regions.insert(region, random);
         let key = key.ok_or(VerbsError::Limit {
             what: "memory regions and windows",
@@ -109,7 +117,6 @@ impl Registration {
         let region = region(pd, range, range.start(change.access), change.access);
         let mut shards = self.without_windows()?;
         let key = shards.first().host.regions.replace(self.key, region, random);
-        let wraps = || VerbsError::Invalid("the memory wraps around the address space".into());
         let key = key.ok_or_else(wraps)?;
         for shard in &mut shards.rest {
             shard.host.regions.remove(self.key);
@@ -153,6 +160,15 @@ fn insert_too(shards: &mut HeldAll<'_>, key: Key, region: Region) {
         let same = shard.host.regions.insert(region, key.0);
         debug_assert_eq!(same, Some(key));
     }
+}
+
+fn wraps() -> VerbsError {
+    VerbsError::Invalid("the memory wraps around the address space".into())
+}
+
+/// A table of regions cannot grow.
+pub(super) fn no_memory(why: TryReserveError) -> VerbsError {
+    VerbsError::Io(io::Error::new(io::ErrorKind::OutOfMemory, why))
 }
 
 fn remove_from(shards: &mut HeldAll<'_>, key: Key) {

@@ -6,6 +6,7 @@ use rocinante_stack::mem::MwType;
 use rocinante_stack::types::Key;
 
 use super::charge::Charge;
+use super::mr::no_memory;
 use super::{Device, Pd};
 use crate::model::error::VerbsError;
 use crate::provider::random::random;
@@ -28,7 +29,10 @@ impl Window {
             return Err(VerbsError::Invalid(why.into()));
         }
         let charge = Charge::object(device.hca())?;
-        let first = device.shards.first().hold().host.regions.insert_window(pd.id, mw_type, random);
+        let mut shard = device.shards.first().hold();
+        shard.host.regions.reserve().map_err(no_memory)?;
+        let first = shard.host.regions.insert_window(pd.id, mw_type, random);
+        drop(shard);
         let first = first.ok_or(VerbsError::Limit {
             what: "memory regions and windows",
             max: u64::from(device.limits.max_mr),

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use rocinante_stack::verbs::AhId;
 
-use super::border::{Outcome, minus, pointer, status};
+use super::border::{Outcome, afford, minus, pointer, status};
 use super::context::{self, Shared, refused};
 use super::object::{Object, Private};
 use super::pd::{Domain, Identity};
@@ -41,6 +41,7 @@ unsafe fn create(pd: *mut abi::Pd, attr: &abi::AhAttr) -> Outcome<*mut abi::Ah> 
     let (domain, context) = unsafe { (Domain::of(pd)?, (*pd).context) };
     // SAFETY: as above.
     unsafe { context::of(context)? }.is_own()?;
+    afford(0)?;
     let path = convert::path(attr).ok_or(libc::EINVAL)?;
     let ah = domain.pd()?.create_ah(&path).map_err(refused("ibv_create_ah"))?;
     let identity = domain.identity()?;

@@ -251,6 +251,7 @@ pub(super) unsafe extern "C" fn alloc_mw(pd: *mut abi::Pd, mw_type: c_int) -> *m
     pointer(|| {
         // SAFETY: the program's domain.
         let (domain, context) = unsafe { (Domain::of(pd)?, (*pd).context) };
+        afford(0)?;
         let kind = match mw_type {
             1 => MwType::Type1,
             2 => MwType::Type2,

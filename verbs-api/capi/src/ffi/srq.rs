@@ -96,8 +96,7 @@ unsafe fn create(
     {
         return Err(libc::EINVAL);
     }
-    let each = 64 + attr.max_sge as usize * size_of::<abi::Sge>();
-    afford(attr.max_wr as usize * 2 * each)?;
+    afford(bytes(attr.max_wr, attr.max_sge))?;
     let srq =
         domain.pd()?.create_srq(attr.max_wr, attr.max_sge).map_err(refused("ibv_create_srq"))?;
     domain.add_user();
@@ -118,6 +117,11 @@ unsafe fn create(
     Ok(made)
 }
 
+/// About as many bytes as a queue takes.
+fn bytes(max_wr: u32, max_sge: u32) -> usize {
+    max_wr as usize * 2 * (64 + max_sge as usize * size_of::<abi::Sge>())
+}
+
 /// `ibv_modify_srq(3)`.
 pub(super) unsafe extern "C" fn modify_srq(
     srq: *mut abi::Srq,
@@ -134,6 +138,9 @@ pub(super) unsafe extern "C" fn modify_srq(
             || max_wr.is_some_and(|depth| depth == 0 || depth > shared.max_wr)
         {
             return Err(libc::EINVAL);
+        }
+        if let Some(depth) = max_wr {
+            afford(bytes(depth, shared.srq.query().max_sge))?;
         }
         let srq_limit = (mask & LIMIT != 0).then_some(attr.srq_limit);
         shared.srq.modify(&SrqChange { max_wr, srq_limit }).map_err(refused("ibv_modify_srq"))
