@@ -179,9 +179,16 @@ pub(crate) mod shard {
     /// Nanoseconds: packets that leave later than this after the engine's time have been held up,
     /// because the thread did not run. More: their timers run meanwhile.
     pub(crate) const HELD_UP: u64 = 1_000_000;
-    /// How long the end of the process waits for a thread that holds a lock (`exit.rs`). More:
+    /// How long the end of the process waits for a lock, and for room in a socket (`exit.rs`). More:
     /// a slower end. Less: acknowledgements stay behind.
     pub(crate) const EXIT_PATIENCE: std::time::Duration = std::time::Duration::from_millis(20);
+}
+
+/// Tasks that wait (`provider/wakers.rs`).
+pub(crate) mod tasks {
+    /// Tasks without a number that wait for one thing. More: those that gave up keep more memory.
+    /// Less: those that wait are woken for nothing. Not measured.
+    pub(crate) const NAMELESS_MAX: usize = 1024;
 }
 
 /// User memory (`provider/memory`, `host.rs`). Measured: the table.

@@ -6,6 +6,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::listeners::fresh_number;
 use super::sync::Mutex;
+use crate::tuning::tasks::NAMELESS_MAX;
 
 /// The tasks that wait for one thing.
 ///
@@ -45,23 +46,31 @@ impl Wakers {
         self.set(0, cx.waker());
     }
 
-    /// Has the task woken once. It replaces the task with the same number, unless that is 0.
+    /// Has the task woken once. It replaces the task with the same number, unless that is 0. Tasks
+    /// of number 0 may have given up without a word: if there are too many, the oldest is woken and
+    /// looks again.
     pub fn set(&self, number: u64, waker: &Waker) {
         let mut tasks = self.tasks.lock();
         let same = |(of, task): &&mut (u64, Waker)| {
             *of == number && (number != 0 || task.will_wake(waker))
         };
-        let replaced = match tasks.iter_mut().find(same) {
-            Some((_, task)) if task.will_wake(waker) => None,
-            Some((_, task)) => Some(std::mem::replace(task, waker.clone())),
+        let (mut replaced, mut oldest) = (None, None);
+        match tasks.iter_mut().find(same) {
+            Some((_, task)) if task.will_wake(waker) => {}
+            Some((_, task)) => replaced = Some(std::mem::replace(task, waker.clone())),
             None => {
+                let is_nameless = |(of, _): &(u64, Waker)| *of == 0;
+                if number == 0 && tasks.iter().filter(|it| is_nameless(it)).count() == NAMELESS_MAX
+                {
+                    oldest = tasks.iter().position(is_nameless).map(|at| tasks.remove(at).1);
+                }
                 tasks.push((number, waker.clone()));
-                None
             }
-        };
+        }
         // The last waker may drop its task, which may wait here: not under the lock.
         drop(tasks);
         drop(replaced);
+        oldest.into_iter().for_each(Waker::wake);
     }
 
     /// The task with this number waits no more.

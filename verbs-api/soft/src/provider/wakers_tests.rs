@@ -61,6 +61,25 @@ fn a_future_that_is_dropped_leaves_the_others_of_its_task_waiting() {
     assert!(wakers.take().is_empty());
 }
 
+#[test]
+fn tasks_that_gave_up_are_not_kept_without_limit() {
+    let (wakers, [stays, last]) = (Wakers::default(), tasks::<2>());
+    let mut place = wakers.place();
+    place.register(&Context::from_waker(&stays.1));
+    let gone: Vec<_> = (0..2000).flat_map(|_| tasks::<1>()).collect();
+    for (_, waker) in &gone {
+        wakers.register(&Context::from_waker(waker));
+    }
+    wakers.register(&Context::from_waker(&last.1));
+    let woken = |(count, _): &(Arc<Count>, Waker)| count.0.load(Ordering::Relaxed) == 1;
+    let early = gone.iter().take_while(|task| woken(task)).count();
+    assert!((900..1000).contains(&early), "{early}");
+    assert!(!gone[early..].iter().any(woken));
+    assert!(!woken(&stays) && !woken(&last));
+    drop(wakers.take());
+    assert!(gone.iter().all(woken) && woken(&stays) && woken(&last));
+}
+
 /// A task that only its waker keeps alive, and that waits here.
 #[test]
 fn a_task_may_end_when_it_is_forgotten() {
