@@ -643,6 +643,11 @@ static void options_reach_the_queue_pair(void)
 			       sizeof timeout));
 	CHECK(rdma_set_option(client, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, (void *)8, 1) == -1
 	      && errno == EFAULT);
+	struct rdma_cm_id *datagrams = id(here, RDMA_PS_UDP);
+	CHECK(rdma_set_option(datagrams, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout,
+			      sizeof timeout) == -1
+	      && errno == EINVAL);
+	gone(datagrams);
 	CHECK(!rdma_resolve_addr(client, NULL, at(address, 5011), 1000));
 	CHECK(status_of(here, RDMA_CM_EVENT_ADDR_RESOLVED) == 0);
 	CHECK(!rdma_resolve_route(client, 1000));

@@ -24,9 +24,9 @@ impl Qp {
     /// if the device was opened in another one.
     ///
     /// # Errors
-    /// [`VerbsError::Invalid`] for another type of queue pair, for an address that is no group, or
-    /// beyond 256 groups of a device or 1024 queue pairs of a group; [`VerbsError::Io`] if the
-    /// group cannot be joined; [`VerbsError::Hardware`].
+    /// [`VerbsError::Invalid`] for another type of queue pair, or for an address that is no group;
+    /// [`VerbsError::Io`] beyond 256 groups of a device or 1024 queue pairs of a group
+    /// (`OutOfMemory`), or if the group cannot be joined; [`VerbsError::Hardware`].
     pub fn attach_mcast(&self, group: IpAddr) -> Result<(), VerbsError> {
         let group = self.check_group(group)?;
         on!(QpKind, &self.kind, qp => qp.attach_mcast(group))

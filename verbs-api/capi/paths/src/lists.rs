@@ -62,10 +62,7 @@ unsafe fn also(stream: *mut DIR) -> *mut dirent64 {
     let Some(rest) = known.or_else(|| RESTS.iter().find(claim)) else { return ptr::null_mut() };
     loop {
         let at = rest.next.fetch_add(1, Ordering::Relaxed);
-        let Some(name) = names.get(at) else {
-            forget(stream);
-            return ptr::null_mut();
-        };
+        let Some(name) = names.get(at) else { return ptr::null_mut() };
         if same(fd, name, libc::AT_SYMLINK_NOFOLLOW).is_some() {
             continue;
         }

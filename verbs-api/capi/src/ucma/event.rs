@@ -158,10 +158,10 @@ impl File {
             return Err(libc::ENOSPC);
         }
         // Not under the lock, which the device's thread takes: looking may bring in a page.
-        let has_one = !self.queue.lock().is_empty();
-        if has_one {
-            check(room.min(EVENT))?;
+        if self.queue.lock().is_empty() {
+            return Err(libc::EAGAIN);
         }
+        check(room.min(EVENT))?;
         let mut queue = self.queue.lock();
         let event = queue.pop_front().ok_or(libc::EAGAIN)?;
         event.of.reported.fetch_add(1, Ordering::Relaxed);

@@ -1,5 +1,7 @@
 //! `rdma_set_option(3)`.
 
+use rocinante_stack::verbs::QpType;
+
 use super::id::Phase;
 use super::{Answer, Command, Outcome};
 
@@ -37,8 +39,8 @@ impl Command<'_> {
         let mut held = id.held.lock();
         match name {
             TOS => held.tos = first,
-            // An exponent of 4.096 µs, 5 bits.
-            ACK_TIMEOUT if first > 31 => return Err(libc::EINVAL),
+            // An exponent of 4.096 µs, 5 bits, of reliable connections.
+            ACK_TIMEOUT if first > 31 || id.qp_type != QpType::Rc => return Err(libc::EINVAL),
             ACK_TIMEOUT => held.ack_timeout = Some(first),
             // As `rdma_set_reuseaddr` and `rdma_set_afonly` of `cma.c`.
             REUSEADDR => match (&held.phase, is_set) {

@@ -91,8 +91,9 @@ impl Ports {
             let port = self.free(space, free).ok_or(libc::EADDRNOTAVAIL)?;
             of.address.set_port(port);
             // Another process may have it.
-            if let Ok(bound) = self.take(space, of) {
-                return Ok(bound);
+            match self.take(space, of) {
+                Err(libc::EADDRINUSE | libc::EADDRNOTAVAIL) => {}
+                taken => return taken,
             }
         }
         Err(libc::EADDRNOTAVAIL)
@@ -103,9 +104,13 @@ impl Ports {
         let owners = self.bound.entry((space, port)).or_default();
         conflict(owners, &of, of.reuse)?;
         owners.push(of);
-        if self.devices.iter().any(|device| self.claim((space, port), device).is_err()) {
+        let mut devices = self.devices.iter();
+        if let Err(error) = devices.try_for_each(|device| self.claim((space, port), device)) {
             self.release(space, port, of.id);
-            return Err(in_the_way(&of));
+            return Err(match error.raw_os_error() {
+                Some(libc::EADDRINUSE) => in_the_way(&of),
+                errno => errno.unwrap_or(libc::ENODEV),
+            });
         }
         Ok(of.address)
     }
