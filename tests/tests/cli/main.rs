@@ -26,6 +26,7 @@ mod lab;
 mod managed;
 mod manual;
 mod moved;
+mod network_policy;
 mod outlived;
 mod patience;
 mod perf;

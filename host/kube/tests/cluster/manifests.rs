@@ -26,6 +26,7 @@ fn known(object: &Value) -> Result<(&'static str, &'static str, u32), String> {
         "Namespace" => ("/api/v1", "namespaces", 0),
         "ServiceAccount" => ("/api/v1", "serviceaccounts", 0),
         "Service" => ("/api/v1", "services", 0),
+        "NetworkPolicy" => ("/apis/networking.k8s.io/v1", "networkpolicies", 7),
         "Pod" => ("/api/v1", "pods", of_pods),
         "ClusterRole" => ("/apis/rbac.authorization.k8s.io/v1", "clusterroles", 0),
         "ClusterRoleBinding" => ("/apis/rbac.authorization.k8s.io/v1", "clusterrolebindings", 0),
@@ -104,6 +105,7 @@ async fn accepted(cluster: &mut Cluster) -> Done {
                     collection,
                     "serviceaccounts"
                         | "services"
+                        | "networkpolicies"
                         | "pods"
                         | "roles"
                         | "rolebindings"

@@ -10,6 +10,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Namespace, Pod, Service, ServiceAccount};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate};
 use serde::Serialize;
@@ -87,6 +88,7 @@ fn typed(object: &Value) -> Value {
         "Deployment" => of::<Deployment>(object),
         "Pod" => of::<Pod>(object),
         "Service" => of::<Service>(object),
+        "NetworkPolicy" => of::<NetworkPolicy>(object),
         "DeviceClass" => of::<DeviceClass>(object),
         "ResourceClaim" => of::<ResourceClaim>(object),
         "ResourceClaimTemplate" => of::<ResourceClaimTemplate>(object),
@@ -130,7 +132,7 @@ fn each_file_is_named_and_has_no_field_that_the_api_does_not_know() {
         let key = [&object["kind"], &of["namespace"], &of["name"]].map(Value::to_string);
         assert!(seen.insert(key), "twice: {file}");
     }
-    assert_eq!(resources(FOLDERS[1]).len(), 6);
+    assert_eq!(resources(FOLDERS[1]).len(), 7);
 }
 
 #[test]
