@@ -104,7 +104,10 @@ fn features() -> String {
 type Counts = BTreeMap<String, u64>;
 
 fn count() -> Result<Counts, String> {
-    command::run(&mut cargo("build --quiet --release -p rocinante-benches --bin instructions"))?;
+    // With the command, so that what the demo has built fits.
+    let packages = "-p rocinante-cli -p rocinante-capi -p rocinante-benches";
+    let what = "--lib --bin instructions --bin post";
+    command::run(&mut cargo(&format!("build --quiet --release {packages} {what}")))?;
     let target = demo::target()?;
     let (program, log) = (target.join("release/instructions"), target.join("instructions.log"));
     let names = command::read(&mut Command::new(&program))?;
@@ -141,9 +144,8 @@ fn count_device() -> Result<Result<(String, u64), String>, String> {
     if command::read(Command::new("unshare").args([flags, "true"])).is_err() {
         return Ok(Err("make a network namespace: not permitted".into()));
     }
-    command::run(&mut cargo("build --quiet --release -p rocinante-capi --lib --example post"))?;
     let release = demo::target()?.join("release");
-    let (by_rust, by_c) = (release.join("examples/post"), release.join("post-by-c"));
+    let (by_rust, by_c) = (release.join("post"), release.join("post-by-c"));
     let compile = format!("cc -O2 -Wall -Werror {SOURCE} -libverbs -o");
     command::run(words(&compile).arg(&by_c))?;
     let profile = release.join("instructions.profile");

@@ -41,18 +41,9 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
             (Toolchain { name: None }, vec![format!("packages: no Rust {LOWEST_RUST}: {why}")])
         }
     };
-    for (index, target) in targets.iter().enumerate() {
-        // The other programs have no code of one processor.
-        let programs: &[&str] = if index == 0 {
-            &["rocinante-cli", "rocinante-agent", "rocinante-cni", "rocinante-kube"]
-        } else {
-            &["rocinante-cli", "rocinante-agent"]
-        };
-        let mut check = toolchain.cargo("check --quiet --target");
-        check.arg(target).args(programs.iter().flat_map(|name| ["-p", *name]));
-        check.arg("--manifest-path").arg(&manifest);
-        command::run(check.env("CARGO_TARGET_DIR", folder.join("target")))?;
-    }
+    let mut check = toolchain.cargo("check --quiet -p rocinante-cli --manifest-path");
+    check.arg(&manifest).args(targets.iter().flat_map(|target| ["--target", *target]));
+    command::run(check.env("CARGO_TARGET_DIR", folder.join("target")))?;
     Ok(skips)
 }
 
@@ -99,14 +90,14 @@ fn lacks(package: &Value) -> Vec<String> {
     if text("rust_version") != lowest {
         wrong.push(format!("{name}: rust-version is not {lowest}, which is tested"));
     }
-    // The crates for users: a library and four programs.
+    // The crates for users: a library and the command.
     match name {
         "rocinante" => {
             let features = package["features"].as_object().into_iter().flat_map(|f| f.keys());
             let unknown = features.filter(|name| !readme.contains(&format!("`{name}`")));
             wrong.extend(unknown.map(|feature| format!("{name}: README.md lacks `{feature}`")));
         }
-        "rocinante-cli" | "rocinante-agent" | "rocinante-cni" | "rocinante-kube" => {}
+        "rocinante-cli" => {}
         _ if description.starts_with("Internal to ") && readme.contains("no semantic") => {}
         _ => wrong.push(format!("{name}: it does not say that it is internal")),
     }

@@ -79,7 +79,7 @@ const SLOW: [&str; 4] = ["interop::matrix", "interop::guest", "tests::soak", "te
 
 /// Long programs, which start before those that end soon. Most tests of these wait for timers and
 /// peers, so twice as many of them run at once as there would.
-const LONG: [&str; 2] = ["tests::e2e", "tests::cli"];
+const LONG: [&str; 3] = ["tests::e2e", "tests::cli", "tests::overlay"];
 
 /// After this time a program or a step counts as hung.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
@@ -157,7 +157,7 @@ fn add(
     let runner = programs::runner();
     let quick = scope == Scope::Quick;
     // How long the simulator tries fresh seeds, in seconds.
-    let sim_seconds = if quick { "15" } else { "120" };
+    let sim_seconds = if quick { "15" } else { "45" };
     let rank = |program: &Program| SLOW.iter().position(|name| *name == program.name);
     let (mut slow, mut others): (Vec<_>, Vec<_>) =
         programs.into_iter().partition(|program| rank(program).is_some());
