@@ -171,7 +171,8 @@ fn begin(target: &Target, wanted: &Wanted, snap: Option<u32>) -> Result<Begun> {
             }
         }
     }
-    let (own, agent) = (target.interface.as_ref(), Agent::from_environment());
+    let own = target.interface.as_ref();
+    let agent = Agent::from_environment().map_err(Failure::Failed)?;
     let asked = match agent.path() {
         Some(path) => Capture::by_agent(path, own.map(|it| it.index), wanted, snap),
         None => Err("no agent is asked (ROCINANTE_AGENT is off)".into()),

@@ -240,7 +240,10 @@ fn preview(
     want: Option<Backend>,
 ) -> (Option<Backend>, String, Option<Capabilities>) {
     let addresses: Vec<IpAddr> = interface.addresses.iter().map(|(address, _)| *address).collect();
-    let agent = Agent::from_environment();
+    let agent = match Agent::from_environment() {
+        Ok(agent) => agent,
+        Err(why) => return (None, why, None),
+    };
     match auto::preview(interface, &addresses, want, &PortConfig::default(), &agent) {
         Ok((capabilities, choice)) => (Some(choice.backend), choice.reason, capabilities),
         Err(error) => (None, error.to_string(), None),

@@ -18,15 +18,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use rocinante::OpenOptions;
+use rocinante::device::environment::{self, COUNTERS_VARIABLE};
 use rocinante::device::{Backend, FAULT_LOG_VARIABLE, FAULT_VARIABLE, NETDEV_VARIABLE};
 use rocinante_netdev::sysfs::PATHS_VARIABLE;
 use rocinante_netdev::{DEVICES_VARIABLE, GUARDIAN_VARIABLE, Interface, NamedInterface};
 
 use crate::{devices, session};
 use library::Libraries;
-
-/// Names the environment variable that has the library print its counters at exit.
-pub const COUNTERS_VARIABLE: &str = "ROCINANTE_COUNTERS";
 
 /// The exit status of a program that is there and cannot be run, as env(1) and shells have it.
 const CANNOT_RUN: u8 = 126;
@@ -119,7 +117,10 @@ fn prepare(args: &Args) -> Result<(Command, guardian::Tree), Refusal> {
     let options = OpenOptions::new();
     let options = if args.netdev.is_some() { options.netdev_auto() } else { options };
     let options = if args.fault.is_some() { options.fault("off") } else { options };
-    options.check_environment().map_err(|error| Refusal::cannot(error.to_string()))?;
+    let counters = || if args.counters { Ok(true) } else { environment::wants_counters() };
+    let settled = options.check_environment().and_then(|()| environment::log());
+    let settled = settled.and_then(|_| counters());
+    settled.map_err(|error| Refusal::cannot(error.to_string()))?;
     let path = program::find(name)?;
     let libraries = Libraries::find().map_err(Refusal::cannot)?;
     let blind = program::blindness(&path);

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use rocinante_tests::fuzz::{self, Random, Target};
 
 fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
+    std::env::var(name).ok().map(|text| text.parse().expect(name))
 }
 
 /// Runs one input; a failure says how to repeat it.

@@ -14,6 +14,8 @@ pub use rocinante_netdev::{
     Backend, Capabilities, Interface, OpenError, PacketConfig, PortConfig, UdpConfig, XdpConfig,
 };
 use rocinante_soft as soft;
+#[doc(hidden)]
+pub use rocinante_soft::environment;
 #[doc(inline)]
 pub use rocinante_soft::faults::{FAULT_LOG_VARIABLE, FAULT_VARIABLE};
 #[doc(inline)]

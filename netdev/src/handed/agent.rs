@@ -1,6 +1,8 @@
 //! Where an agent is, and the ports that came from one.
 
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -40,13 +42,20 @@ impl Agent {
         Self(Some(path.into()))
     }
 
-    /// The agent that [`AGENT_VARIABLE`] names.
-    #[must_use]
-    pub fn from_environment() -> Self {
-        match std::env::var_os(AGENT_VARIABLE) {
-            Some(word) if word == "off" => Self::off(),
-            Some(path) if !path.is_empty() => Self::at(path),
-            _ => Self::at(DEFAULT_PATH),
+    /// The agent that [`AGENT_VARIABLE`] names. Error: it is a word that means nothing.
+    pub fn from_environment() -> Result<Self, String> {
+        Self::named(&std::env::var_os(AGENT_VARIABLE).unwrap_or_default())
+    }
+
+    fn named(value: &OsStr) -> Result<Self, String> {
+        match value.as_bytes() {
+            b"" => Ok(Self::at(DEFAULT_PATH)),
+            b"off" => Ok(Self::off()),
+            path if path.contains(&b'/') => Ok(Self::at(value)),
+            _ => {
+                let value = value.display();
+                Err(format!("{AGENT_VARIABLE}={value}: give it the path of a socket, or `off`"))
+            }
         }
     }
 
@@ -61,4 +70,26 @@ impl Agent {
 pub(crate) fn unusable(backend: Backend, what: &str) -> OpenError {
     let what = format!("the agent's descriptors cannot be used: {what}");
     OpenError::plain(backend, what, "use a program and an agent of one release")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_names_a_path_or_no_agent() {
+        let named = |value: &str| Agent::named(OsStr::new(value));
+        for (value, path) in [
+            ("", Some(DEFAULT_PATH)),
+            ("off", None),
+            ("/run/agent", Some("/run/agent")),
+            ("./off", Some("./off")),
+        ] {
+            assert_eq!(named(value).unwrap().path(), path.map(Path::new), "{value}");
+        }
+        for value in ["OFF", "no", "0", "agent.sock"] {
+            let error = named(value).unwrap_err();
+            assert!(error.starts_with(&format!("ROCINANTE_AGENT={value}: ")), "{error}");
+        }
+    }
 }

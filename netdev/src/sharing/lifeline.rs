@@ -113,7 +113,7 @@ pub(super) struct AgentLink {
 impl AgentLink {
     /// Tells the agent that this process asks for ports. `None` if there is none.
     pub(super) fn new(registration: Registration) -> Option<Self> {
-        let path = guard::path(Agent::from_environment().path()?);
+        let path = guard::path(Agent::from_environment().ok()?.path()?);
         Self::at(&path, Errand::Register(registration))
     }
 
@@ -121,7 +121,7 @@ impl AgentLink {
     /// object on, or later if the agent is slow. `None` if there is no agent.
     pub(super) fn for_page(place: &Arc<PagePlace>) -> Option<Self> {
         let key = RandomState::new().build_hasher().finish();
-        let path = page::path(Agent::from_environment().path()?);
+        let path = page::path(Agent::from_environment().ok()?.path()?);
         let mut it = Self::at(&path, Errand::Publish { key, place: place.clone() })?;
         it.wait(WAIT_MAX);
         Some(it)

@@ -455,7 +455,7 @@ impl Drop for Replay {
 #[test]
 fn random_work_over_a_bad_network_is_done_exactly_once_and_in_order() {
     #[allow(clippy::disallowed_methods, reason = "a test may read its environment")]
-    let number = |name| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
+    let number = |name: &str| std::env::var(name).ok().map(|n| n.parse::<u64>().expect(name));
     let (seed, last) = (number("ROCINANTE_SEED"), number("ROCINANTE_SEEDS").unwrap_or(200));
     let seeds = seed.map_or(1..=last, |seed| seed..=seed);
     let (mut packets, mut again) = (0, 0);

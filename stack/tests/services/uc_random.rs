@@ -198,7 +198,8 @@ impl Model {
 #[test]
 fn a_message_arrives_whole_once_and_in_order_or_not_at_all() {
     #[allow(clippy::disallowed_methods, reason = "a test may read its environment")]
-    let seed = std::env::var("ROCINANTE_SEED").ok().and_then(|seed| seed.parse::<u64>().ok());
+    let seed = std::env::var("ROCINANTE_SEED").ok();
+    let seed = seed.map(|seed| seed.parse::<u64>().expect("ROCINANTE_SEED"));
     for seed in seed.map_or(1..40, |seed| seed..seed + 1) {
         println!("replay with ROCINANTE_SEED={seed}");
         Model::new(seed).run();

@@ -106,8 +106,8 @@ fn fresh() -> u64 {
 }
 
 fn time() -> Duration {
-    let seconds = std::env::var("ROCINANTE_SIM_SECONDS").ok().and_then(|text| text.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(10))
+    let seconds = std::env::var("ROCINANTE_SIM_SECONDS");
+    Duration::from_secs(seconds.map_or(10, |text| text.parse().expect("ROCINANTE_SIM_SECONDS")))
 }
 
 #[test]

@@ -171,20 +171,65 @@ fn devices_and_backends_are_told_when_asked() {
     refused(&output, 0, "/sys/class/infiniband is /");
 }
 
-/// Values with which the library could open no device.
+/// A value of each variable that it cannot have, and words about it.
+const WRONG: [(&str, &str, &str); 8] = [
+    ("ROCINANTE_NETDEV", "pigeon", "ROCINANTE_NETDEV: "),
+    ("ROCINANTE_SHARDS", "65", "ROCINANTE_SHARDS=65: a device has 1 to 64 shards"),
+    ("ROCINANTE_KEEP_ALIVE", "abc", "ROCINANTE_KEEP_ALIVE=abc: give it seconds"),
+    ("ROCINANTE_FAULT", "lost=1%", "ROCINANTE_FAULT: \"lost\" is no word"),
+    ("ROCINANTE_DEVICES", "nosuch0", "ROCINANTE_DEVICES: no interface \"nosuch0\""),
+    ("ROCINANTE_AGENT", "no", "ROCINANTE_AGENT=no: give it the path of a socket, or `off`"),
+    ("ROCINANTE_LOG", "loud", "ROCINANTE_LOG=loud: give it off, warn, info or debug"),
+    ("ROCINANTE_COUNTERS", "yes", "ROCINANTE_COUNTERS=yes: give it 1 or 0"),
+];
+
+/// Variables that `run` does not judge, and why.
+const OTHERS: [(&str, &str); 4] = [
+    ("ROCINANTE_FAULT_LOG", "the library names a file that it cannot write"),
+    ("ROCINANTE_DEVICE", "programs in Rust alone read it, and get an error with the devices"),
+    ("ROCINANTE_PATHS", "run sets it"),
+    ("ROCINANTE_GUARDIAN", "run sets it"),
+];
+
 #[test]
 fn variables_are_checked_before_the_program_begins() {
     let installed = Installed::new();
-    for (variable, value, word) in [
-        ("ROCINANTE_NETDEV", "pigeon", "ROCINANTE_NETDEV: "),
-        ("ROCINANTE_SHARDS", "65", "ROCINANTE_SHARDS=65: a device has 1 to 64 shards"),
-        ("ROCINANTE_KEEP_ALIVE", "abc", "ROCINANTE_KEEP_ALIVE=abc: give it seconds"),
-    ] {
+    for (variable, value, word) in WRONG {
         let output = installed.run(&["--", "true"]).env(variable, value).output().unwrap();
         refused(&output, CANNOT, word);
     }
-    let mut named = installed.run(&["--netdev", "udp", "--", "true"]);
-    assert!(named.env("ROCINANTE_NETDEV", "pigeon").status().unwrap().success());
+    // An option overrides its variable.
+    let options = ["--netdev=udp", "--fault=off", "--device=lo", "--counters", "--", "true"];
+    let mut named = installed.run(&options);
+    for (variable, value, _) in WRONG {
+        if ["NETDEV", "FAULT", "DEVICES", "COUNTERS"].iter().any(|it| variable.ends_with(it)) {
+            named.env(variable, value);
+        }
+    }
+    assert_eq!(named.output().unwrap().status.code(), Some(0));
+}
+
+/// So that the tables have the next variable, too.
+#[test]
+fn each_variable_of_the_sources_is_in_a_table() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut left: Vec<PathBuf> =
+        ["netdev", "verbs-api", "cli", "host"].map(|folder| root.join(folder)).into();
+    let mut found = Vec::new();
+    while let Some(path) = left.pop() {
+        if path.is_dir() {
+            left.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if path.extension().is_some_and(|name| name == "rs") {
+            let text = fs::read_to_string(&path).unwrap();
+            let begun = text.split("VARIABLE: &str = \"").skip(1);
+            found.extend(begun.filter_map(|rest| Some(rest.split_once('"')?.0.to_owned())));
+        }
+    }
+    found.sort();
+    let wrong = WRONG.iter().map(|it| it.0);
+    let mut known: Vec<&str> = wrong.chain(OTHERS.iter().map(|it| it.0)).collect();
+    known.sort_unstable();
+    assert_eq!(found, known);
 }
 
 #[test]

@@ -67,7 +67,7 @@ struct Storm {
 }
 
 fn setting(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
+    std::env::var(name).ok().map(|text| text.parse().expect(name))
 }
 
 fn storm(backend: Backend) {

@@ -10,12 +10,13 @@ use rocinante_netdev::Interface;
 use rocinante_netdev::handed::page::{Amounts, NO_LIMIT, RESOURCES};
 use rocinante_soft::least;
 use rocinante_soft::model::device::Limits;
+use rocinante_soft::model::error::VerbsError;
 use rocinante_stack::types::Mtu;
 
 use crate::abi::cap;
 use crate::abi::{DeviceAttr, PortAttr};
 use crate::convert;
-use crate::log::{Level, say};
+use crate::log::{self, Level, say};
 use crate::plain::sysfs::Devices;
 use crate::plain::{
     AHS_MAX, DEVICES_VARIABLE, GROUPS_MAX, MEMBERS_MAX, NamedInterface, PDS_MAX, gid_table_len,
@@ -57,8 +58,11 @@ pub(crate) fn limited(list: Option<&str>) -> std::io::Result<Vec<Found>> {
 }
 
 fn found(devices: std::io::Result<Vec<NamedInterface>>) -> std::io::Result<Vec<Found>> {
-    let devices = devices
-        .inspect_err(|error| say(Level::Warn, format_args!("the list of devices: {error}")))?;
+    let devices = devices.inspect_err(|error| match error.raw_os_error() {
+        // A sandbox without netlink, or a shortage, is no fault of the user's list.
+        Some(_) => say(Level::Warn, format_args!("the list of devices: {error}")),
+        None => log::refuse("the list of devices", error, libc::EINVAL),
+    })?;
     let found = devices.into_iter().map(|device| Found {
         name: device.name,
         index: device.number,
@@ -95,6 +99,13 @@ pub(crate) fn show(counters: bool) {
 }
 
 impl Found {
+    /// Says why it cannot be opened. Returns the errno.
+    pub(crate) fn refused(&self, error: &VerbsError) -> i32 {
+        let errno = error.errno();
+        log::refuse(format_args!("{} ({})", self.name, self.interface.name), error, errno);
+        errno
+    }
+
     /// The node GUID, in network byte order.
     pub(crate) fn guid(&self) -> [u8; 8] {
         self.interface.guid().to_be_bytes()

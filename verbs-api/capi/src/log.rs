@@ -1,33 +1,25 @@
-//! The library's log, and its place: nothing, unless `ROCINANTE_LOG` asks for it.
+//! The library's log, and its place: nothing, unless `ROCINANTE_LOG` asks for it. Faults of the
+//! user's settings are printed in any case.
 //!
 //! It writes with system calls of its own: a preloaded library may have taken over those of the C
 //! library. It holds no descriptor, so that it writes into no file that the program opened after it
 //! closed ours.
 
-use std::fmt::Arguments;
+use std::collections::BTreeSet;
+use std::fmt::{Arguments, Display};
+use std::fs::File;
 use std::os::fd::AsFd as _;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::OnceLock;
 
+use parking_lot::Mutex;
+use rocinante_soft::environment;
+pub(crate) use rocinante_soft::environment::LogLevel as Level;
 use rustix::fs::{Mode, OFlags, fstat, open};
 use rustix::io::{Errno, write};
 
-/// The level of the log. The order is that of the words of [`VARIABLE`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Level {
-    Off,
-    Warn,
-    Info,
-    Debug,
-}
-
-/// Names the environment variable: `warn`, `info` or `debug`, and after a comma a file that lines
-/// are appended to instead of stderr.
-const VARIABLE: &str = "ROCINANTE_LOG";
-
 struct Log {
-    level: Level,
-    file: Option<PathBuf>,
+    wish: environment::LogWish,
     /// Device and inode of stderr when the library was first called. A program may close it, and
     /// open something else in its place.
     stderr: Option<(u64, u64)>,
@@ -36,7 +28,24 @@ struct Log {
 static LOG: OnceLock<Log> = OnceLock::new();
 
 fn log() -> &'static Log {
-    LOG.get_or_init(|| parse(&std::env::var(VARIABLE).unwrap_or_default()))
+    let mut fault = None;
+    let log = LOG.get_or_init(|| {
+        let wish = environment::log().unwrap_or_else(|error| {
+            fault = Some(error.to_string());
+            environment::LogWish::default()
+        });
+        if let Some(path) = &wish.file
+            && let Err(error) = append(path)
+        {
+            let path = path.display();
+            fault = Some(format!("{}: {path}: {error}", environment::LOG_VARIABLE));
+        }
+        Log { wish, stderr: stderr() }
+    });
+    if let Some(fault) = fault {
+        print(format_args!("{fault}"));
+    }
+    log
 }
 
 /// Takes note of the variable and of stderr as they are now.
@@ -44,17 +53,10 @@ pub(crate) fn begin() {
     log();
 }
 
-fn parse(text: &str) -> Log {
-    let (word, path) = text.split_once(',').map_or((text, None), |(word, path)| (word, Some(path)));
-    let level = match word.trim() {
-        "warn" => Level::Warn,
-        "info" => Level::Info,
-        "debug" => Level::Debug,
-        _ => Level::Off,
-    };
-    // The program may change its working directory.
-    let file = path.map(|path| std::path::absolute(path).unwrap_or_else(|_| path.into()));
-    Log { level, file, stderr: stderr() }
+fn append(path: &Path) -> rustix::io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE;
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    open(path, flags, Mode::from_raw_mode(0o644)).map(File::from)
 }
 
 fn stderr() -> Option<(u64, u64)> {
@@ -64,7 +66,7 @@ fn stderr() -> Option<(u64, u64)> {
 /// Whether lines of this level are logged.
 #[inline]
 pub(crate) fn says(level: Level) -> bool {
-    level <= log().level
+    level <= log().wish.level
 }
 
 pub(crate) fn say(level: Level, line: Arguments<'_>) {
@@ -73,19 +75,34 @@ pub(crate) fn say(level: Level, line: Arguments<'_>) {
     }
 }
 
+/// Says why something cannot be used: at any level and once for each reason, because programs show
+/// an errno at most. A shortage is the program's own affair, and its errno says all of it: such a
+/// line is at the level `warn`.
+pub(crate) fn refuse(what: impl Display, why: impl Display, errno: i32) {
+    static PRINTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    const SHORTAGES: [i32; 4] = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN];
+    const PRINTED_MAX: usize = 64;
+    let line = format!("{what}: {why}");
+    let is_new = || {
+        let mut printed = PRINTED.lock();
+        printed.len() < PRINTED_MAX && printed.insert(line.clone())
+    };
+    if says(Level::Warn) || !SHORTAGES.contains(&errno) && is_new() {
+        print(format_args!("{line}"));
+    }
+}
+
 /// Logs lines at any level.
 pub(crate) fn print(lines: Arguments<'_>) {
     let text = format!("rocinante[{}]: {lines}\n", std::process::id());
     let log = log();
-    // There is no other place to report an error.
-    if let Some(path) = &log.file {
-        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE;
-        let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-        if let Ok(file) = open(path, flags, Mode::from_raw_mode(0o644)) {
-            write_all(&file, text.as_bytes());
+    match log.wish.file.as_deref().and_then(|path| append(path).ok()) {
+        Some(file) => write_all(&file, text.as_bytes()),
+        // There is no other place to report an error.
+        None if log.stderr.is_some() && log.stderr == stderr() => {
+            write_all(std::io::stderr(), text.as_bytes());
         }
-    } else if log.stderr.is_some() && log.stderr == stderr() {
-        write_all(std::io::stderr(), text.as_bytes());
+        None => {}
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rocinante_soft::environment;
 use rocinante_soft::model::device::DeviceCounters;
 
 use crate::devices::{self, Found};
@@ -15,8 +16,6 @@ use crate::log;
 use crate::plain::Watched;
 use crate::plain::sysfs::{Counts, PortKey, Published};
 
-/// Names the environment variable: anything but nothing and `0` asks for counters.
-const VARIABLE: &str = "ROCINANTE_COUNTERS";
 /// How long the exit waits for a thread that holds a lock.
 const PATIENCE: Duration = Duration::from_millis(20);
 
@@ -50,7 +49,10 @@ pub(crate) fn is_wanted() -> bool {
 /// Whether counters are to be printed.
 fn is_printed() -> bool {
     static WANTED: OnceLock<bool> = OnceLock::new();
-    let read = || std::env::var_os(VARIABLE).is_some_and(|word| !word.is_empty() && word != "0");
+    let read = || {
+        let wanted = environment::wants_counters();
+        wanted.inspect_err(|error| log::print(format_args!("{error}"))).unwrap_or(false)
+    };
     *WANTED.get_or_init(read)
 }
 

@@ -23,6 +23,7 @@ mod cork;
 mod cq;
 mod device;
 mod drivers;
+pub mod environment;
 mod events;
 #[cfg(test)]
 mod events_tests;

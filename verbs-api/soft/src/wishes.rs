@@ -113,6 +113,7 @@ impl Wishes {
     pub fn settle(&self) -> Result<(Option<Backend>, Option<usize>), VerbsError> {
         let backend = self.netdev.settle(std::env::var_os(NETDEV_VARIABLE).as_deref())?;
         keep_alive()?;
+        agent()?;
         self.fault.settle()?;
         let shards = settle_shards(self.shards, std::env::var_os(SHARDS_VARIABLE).as_deref())?;
         Ok((backend, shards))
@@ -205,7 +206,7 @@ impl Wishes {
         (backend, shards): (Option<Backend>, Option<usize>),
         events: Arc<Inbox>,
     ) -> Result<Arc<Device>, VerbsError> {
-        let agent = Agent::from_environment();
+        let agent = agent()?;
         let mut charged = None;
         let start = |claim| {
             let count = shards.unwrap_or(1);
@@ -272,6 +273,11 @@ fn settle_shards(
         ))),
         None => Err(VerbsError::Invalid(format!("{source}: a device has 1 to {most} shards"))),
     }
+}
+
+/// The agent of the environment.
+fn agent() -> Result<Agent, VerbsError> {
+    Agent::from_environment().map_err(VerbsError::Invalid)
 }
 
 /// The keep-alive time of the environment.

@@ -103,7 +103,7 @@ impl Shared {
         let ready = prepared.as_ref().ok_or(libc::ENODEV)?;
         let device = match wait::without_signals(|| ready.open()) {
             Ok(device) => plain::Device::new(device),
-            Err(error) => return Err(cannot_open(&self.found, &error)),
+            Err(error) => return Err(self.found.refused(&error)),
         };
         *prepared = None;
         let attr = device.query();
@@ -181,13 +181,6 @@ impl Shared {
     }
 }
 
-/// Says why the device cannot be opened.
-fn cannot_open(found: &Found, error: &rocinante_soft::model::error::VerbsError) -> i32 {
-    let interface = &found.interface.name;
-    say(Level::Warn, format_args!("{} ({interface}): {error}", found.name));
-    error.errno()
-}
-
 /// The private part of a new context.
 pub(super) fn prepare(found: &Found) -> Outcome<Shared> {
     afford(0)?;
@@ -195,7 +188,7 @@ pub(super) fn prepare(found: &Found) -> Outcome<Shared> {
     let interface = found.now().ok_or(libc::ENODEV)?;
     let wishes = Wishes { refuses_late: true, ..Wishes::default() };
     let prepared = wishes.prepare_interface(&interface.name);
-    let prepared = prepared.map_err(|error| cannot_open(found, &error))?;
+    let prepared = prepared.map_err(|error| found.refused(&error))?;
     prepared.events.take_places(&found.gids);
     let async_fd = prepared.events.fd().try_clone_to_owned();
     let async_fd = async_fd.map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;
