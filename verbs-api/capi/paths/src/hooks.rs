@@ -5,8 +5,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use libc::{mode_t, size_t, ssize_t};
 
-use crate::Does::{self, Change, Make, Read, Write};
-use crate::{Answer, behind, lead, set_errno};
+use crate::Does::{self, Change, Make, Own, Read, Write};
+use crate::{Answer, behind, by_file, lead, set_errno};
 
 /// Defines functions of libc that lead their `path` to where it belongs and go on to the next
 /// library that has them. The braces have whether the function follows a link that the path names,
@@ -79,6 +79,11 @@ fn streaming(mode: *const c_char) -> Does {
 /// The wish of a program that asks by access(2).
 fn asking(mode: c_int) -> Does {
     if mode & libc::W_OK == 0 { Read } else { Change }
+}
+
+/// The effect of utime(2): only a file's owner gives it times of a choice.
+fn timing(times: *const c_void) -> Does {
+    if times.is_null() { Change } else { Own }
 }
 
 /// Whether a function with flags of fstatat(2) does.
@@ -154,12 +159,12 @@ hooks! {
     creat64(path, mode: mode_t) { true, Write } -> c_int;
     truncate(path, len: libc::off_t) { true, Change } -> c_int;
     truncate64(path, len: libc::off_t) { true, Change } -> c_int;
-    chmod(path, mode: mode_t) { true, Change } -> c_int;
-    lchmod(path, mode: mode_t) { false, Change } -> c_int;
-    fchmodat(@dirfd, path, mode: mode_t, flags: c_int) { looks(flags), Change } -> c_int;
-    chown(path, user: c_uint, group: c_uint) { true, Change } -> c_int;
-    lchown(path, user: c_uint, group: c_uint) { false, Change } -> c_int;
-    fchownat(@dirfd, path, user: c_uint, group: c_uint, flags: c_int) { looks(flags), Change }
+    chmod(path, mode: mode_t) { true, Own } -> c_int;
+    lchmod(path, mode: mode_t) { false, Own } -> c_int;
+    fchmodat(@dirfd, path, mode: mode_t, flags: c_int) { looks(flags), Own } -> c_int;
+    chown(path, user: c_uint, group: c_uint) { true, Own } -> c_int;
+    lchown(path, user: c_uint, group: c_uint) { false, Own } -> c_int;
+    fchownat(@dirfd, path, user: c_uint, group: c_uint, flags: c_int) { looks(flags), Own }
         -> c_int;
     unlink(path) { false, Change } -> c_int;
     unlinkat(@dirfd, path, flags: c_int) { false, Change } -> c_int;
@@ -173,9 +178,9 @@ hooks! {
     mkfifoat(@dirfd, path, mode: mode_t) { false, Make } -> c_int;
     symlink([target: *const c_char], path) { false, Make } -> c_int;
     symlinkat([target: *const c_char], @dirfd, path) { false, Make } -> c_int;
-    utime(path, times: *const c_void) { true, Change } -> c_int;
-    utimes(path, times: *const c_void) { true, Change } -> c_int;
-    lutimes(path, times: *const c_void) { false, Change } -> c_int;
+    utime(path, times: *const c_void) { true, timing(times) } -> c_int;
+    utimes(path, times: *const c_void) { true, timing(times) } -> c_int;
+    lutimes(path, times: *const c_void) { false, timing(times) } -> c_int;
     setxattr(path, name: *const c_char, from: *const c_void, len: size_t, flags: c_int)
         { true, Change } -> c_int;
     lsetxattr(path, name: *const c_char, from: *const c_void, len: size_t, flags: c_int)
@@ -183,8 +188,8 @@ hooks! {
     removexattr(path, name: *const c_char) { true, Change } -> c_int;
     lremovexattr(path, name: *const c_char) { false, Change } -> c_int;
     // A null path is the file of the descriptor.
-    futimesat(@dirfd, path, times: *const c_void) { true, Change } -> c_int;
-    utimensat(@dirfd, path, times: *const c_void, flags: c_int) { looks(flags), Change }
+    futimesat(@dirfd, path, times: *const c_void) { true, timing(times) } -> c_int;
+    utimensat(@dirfd, path, times: *const c_void, flags: c_int) { looks(flags), timing(times) }
         -> c_int;
 }
 
@@ -228,4 +233,34 @@ pairs! {
     renameat2([at] old, [to] new, flags);
     link(old, new);
     linkat([at] old, [to] new, flags);
+}
+
+/// Defines functions of libc that change an open file, and may do so though it is open for reading
+/// alone.
+macro_rules! files {
+    ($($name:ident(fd $(, $after:ident: $other:ty)*) { $does:expr };)*) => {$(
+        /// The function of libc, but for files of the tree.
+        ///
+        /// # Safety
+        /// As libc's.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn $name(fd: c_int $(, $after: $other)*) -> c_int {
+            type Function = unsafe extern "C" fn(c_int $(, $other)*) -> c_int;
+            let Some(next) = behind!($name: Function) else {
+                set_errno(libc::ENOSYS);
+                return Answer::FAILED;
+            };
+            // SAFETY: the caller keeps to libc's rules.
+            by_file(fd, $does, || unsafe { next(fd $(, $after)*) })
+        }
+    )*};
+}
+
+files! {
+    fchmod(fd, mode: mode_t) { Own };
+    fchown(fd, user: c_uint, group: c_uint) { Own };
+    futimens(fd, times: *const c_void) { timing(times) };
+    futimes(fd, times: *const c_void) { timing(times) };
+    fsetxattr(fd, name: *const c_char, from: *const c_void, len: size_t, flags: c_int) { Change };
+    fremovexattr(fd, name: *const c_char) { Change };
 }

@@ -3,8 +3,9 @@
 //! machine's own. All other paths, and all other effects of these functions of libc, stay as they
 //! are. Before a program looks into the tree, libibverbs.so.1 brings it up to date.
 //!
-//! The tree is read only, for root too: calls that would change it by a path fail, most with
-//! EACCES. Calls by an open file (fchmod, fsetxattr) are not answered here.
+//! The tree is read only, for root too: calls that would change it by a path or by an open file
+//! fail as those of an ordinary user in the kernel's own. Files there are open for reading alone,
+//! so the kernel refuses to write to them.
 //!
 //! Where `rocinante run` has mounted the tree, paths below /sys are the kernel's business.
 //!
@@ -146,8 +147,12 @@ enum Look {
 /// A quick look, as this happens to every path.
 fn look(dirfd: c_int, path: &[u8]) -> Look {
     let root = root();
-    if root.is_empty() || path.is_empty() {
+    if root.is_empty() {
         return Look::Elsewhere;
+    }
+    // The open file itself.
+    if path.is_empty() {
+        return Look::IfMissing;
     }
     let is_absolute = path.starts_with(b"/");
     if is_absolute && path.starts_with(root) {
@@ -155,7 +160,10 @@ fn look(dirfd: c_int, path: &[u8]) -> Look {
     }
     let named = has(path, b"infiniband")
         || has(path, b"devices/rocinante")
-        || (!is_absolute && path.starts_with(b"rocinante"));
+        || (!is_absolute && path.starts_with(b"rocinante"))
+        // Files that are open.
+        || path.starts_with(b"/dev/fd/")
+        || (path.starts_with(b"/proc/") && has(path, b"/fd/"));
     match (named, is_absolute, dirfd) {
         (true, ..) => Look::Near,
         (_, true, _) => Look::Elsewhere,
@@ -179,6 +187,8 @@ enum Does {
     Read,
     /// It changes the file, or its name.
     Change,
+    /// It changes what only the owner of a file changes.
+    Own,
     /// It makes the file, which must not be there yet.
     Make,
     /// It makes the file, or changes it.
@@ -195,13 +205,14 @@ fn lead<R: Answer>(
     then: impl Fn(c_int, *const c_char) -> R,
 ) -> R {
     if path.is_null() {
-        return then(dirfd, path);
+        return by_file(dirfd, does, || then(dirfd, path));
     }
     // SAFETY: not null, so a C string, as libc's own functions want.
     let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
     let answer = match look(dirfd, bytes) {
         Look::Elsewhere => return then(dirfd, path).shown(),
         Look::Near => None,
+        Look::IfMissing if bytes.is_empty() => return by_file(dirfd, does, || then(dirfd, path)),
         Look::IfMissing if does != Does::Read && !is_inside(dirfd) => {
             return then(dirfd, path).shown();
         }
@@ -253,22 +264,32 @@ fn near<R: Answer>(
     }
     let refusal = match does {
         Does::Read => return then(libc::AT_FDCWD, Some(whole.with_zero())),
-        Does::Change if !is_there(&whole) => libc::ENOENT,
+        Does::Change | Does::Own if !is_there(&whole) => libc::ENOENT,
         Does::Make if is_there(&whole) => libc::EEXIST,
+        Does::Own => libc::EPERM,
         _ => libc::EACCES,
     };
     set_errno(refusal);
     R::FAILED
 }
 
-/// Whether a directory that is open is one of the tree. A function of its own, for its large stack
-/// frame.
+/// Calls `then`, which changes an open file, unless that is one of the tree.
+fn by_file<R: Answer>(fd: c_int, does: Does, then: impl Fn() -> R) -> R {
+    if does == Does::Read || root().is_empty() || !is_inside(fd) {
+        return then();
+    }
+    set_errno(if does == Does::Own { libc::EPERM } else { libc::EACCES });
+    R::FAILED
+}
+
+/// Whether an open file is one of the tree, as this library answers it. A function of its own, for
+/// its large stack frame.
 #[cold]
 #[inline(never)]
 fn is_inside(dirfd: c_int) -> bool {
     let before = errno();
     let mut path = Buffer::new();
-    let inside = directory(dirfd, &mut path) && is_ours(path.path());
+    let inside = directory(dirfd, &mut path) && is_led(path.path());
     set_errno(before);
     inside
 }
@@ -328,7 +349,11 @@ fn find(dirfd: c_int, path: &[u8], last: bool, found: &mut Buffer) -> Option<boo
     let read_link = |path: &Buffer, target: &mut Buffer| {
         let led = is_led(path.path());
         crossed |= led;
-        target_of(path, if led { root() } else { &[] }, target)
+        let named = target_of(path, if led { root() } else { &[] }, target);
+        if matches!(named, Named::Link) {
+            outside(target);
+        }
+        named
     };
     follow(found, path, last, read_link)?;
     Some(crossed || is_led(found.path()))
@@ -382,15 +407,21 @@ fn directory(dirfd: c_int, into: &mut Buffer) -> bool {
     if !into.path().starts_with(b"/") {
         return false;
     }
-    let inside = root().len();
-    if is_in_tree(into.path()) {
-        let len = len - inside;
-        into.room().copy_within(inside..inside + len, 0);
-        into.filled(len);
-    } else if len == 1 {
+    outside(into);
+    if into.path() == b"/" {
         into.filled(0);
     }
     true
+}
+
+/// Makes a path in the tree the one that it stands for.
+fn outside(path: &mut Buffer) {
+    let inside = root().len();
+    if is_in_tree(path.path()) {
+        let len = path.path().len() - inside;
+        path.room().copy_within(inside..inside + len, 0);
+        path.filled(len);
+    }
 }
 
 /// Whether a path without links is of a file in the tree.
