@@ -18,9 +18,13 @@ use crate::wire::{AliveMad, Opcode, Packet, PeerInfo, RecognitionMad, Service};
 pub enum Addressee {
     /// The device with this slot: it drew an id that the datagram names.
     Slot(u8),
-    /// The device that has taken the peer's request before. If none has: whichever listens for the
-    /// service, where the datagram names one.
-    Request(Requested, Option<ServiceId>),
+    /// The device that has taken the peer's request before. If none has: the one with a connection
+    /// to the queue pair for which it asks, and then whichever listens for the service, where the
+    /// datagram names them.
+    Request(Requested, Option<ServiceId>, Option<Qpn>),
+    /// The device with a connection to the queue pair that answers a request. If none has: the one
+    /// with this slot, which asked.
+    Reply(u8, Qpn),
     /// Any of them can answer it, or none.
     Any,
 }
@@ -57,15 +61,18 @@ pub fn addressee(bytes: &[u8]) -> Option<Addressee> {
     let id = match message {
         Some(CmMessage::Req(req)) => {
             let requested = Requested::Connection(req.local);
-            return Some(Addressee::Request(requested, Some(req.service)));
+            return Some(Addressee::Request(requested, Some(req.service), Some(req.qpn)));
         }
         Some(CmMessage::SidrReq(ask)) => {
             let requested = Requested::Service(ask.request);
-            return Some(Addressee::Request(requested, Some(ask.service)));
+            return Some(Addressee::Request(requested, Some(ask.service), None));
         }
         // The peer gives its request up before it knows our id.
         Some(CmMessage::Rej(rej)) if rej.remote == CommId(0) => {
-            return Some(Addressee::Request(Requested::Connection(rej.local), None));
+            return Some(Addressee::Request(Requested::Connection(rej.local), None, None));
+        }
+        Some(CmMessage::Rep(rep)) if rep.remote != CommId(0) => {
+            return Some(Addressee::Reply(slot_of(rep.remote.0), rep.qpn));
         }
         Some(CmMessage::SidrRep(rep)) => CommId(rep.request),
         Some(CmMessage::Mra(mra)) => mra.remote,

@@ -2,6 +2,7 @@
 //! once it has gone. Their meaning is the caller's.
 //!
 //! The file has a number for each slot, of the places that have been used, and the places behind.
+//! Behind these are marks, by which the note of a living process is found.
 //! Any process of the user can write anything there, so all that is read is bounded, and the caller
 //! judges the notes.
 
@@ -9,7 +10,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-use super::layout::{COUNTS, NOTE_BYTES, NOTES_AT, NOTES_MAX};
+use super::layout::{COUNTS, MARK_BYTES, MARKS, MARKS_AT, NOTE_BYTES, NOTES_AT, NOTES_MAX};
 use super::locks::Locks;
 
 /// A place without a note.
@@ -64,6 +65,35 @@ impl LastWill {
             places.free.push(place);
         }
     }
+}
+
+fn mark_at(mark: u64) -> u64 {
+    MARKS_AT + mark % MARKS * MARK_BYTES as u64
+}
+
+/// Has [`marked`] find a note of the slot by this mark. The mark stays when the note is dropped.
+pub(super) fn mark(locks: &Locks, slot: u8, mark: u64) {
+    let _ = locks.write(&(u16::from(slot) + 1).to_ne_bytes(), mark_at(mark));
+}
+
+/// The slot with a note that `suits`, if it was the last that gave one this mark: `own`, or that of
+/// another process that lives.
+pub(super) fn marked(
+    locks: &Locks,
+    own: u8,
+    mark: u64,
+    suits: impl Fn(&[u8; NOTE_BYTES]) -> bool,
+) -> io::Result<Option<u8>> {
+    let (mut last, mut count) = ([0; MARK_BYTES], [0; 8]);
+    locks.read(&mut last, mark_at(mark))?;
+    let slot = u16::from_ne_bytes(last).checked_sub(1).and_then(|slot| u8::try_from(slot).ok());
+    let Some(slot) = slot else { return Ok(None) };
+    if slot != own && !locks.is_taken(slot.into())? {
+        return Ok(None);
+    }
+    locks.read(&mut count, count_at(slot.into()))?;
+    let notes = read_left(locks, slot.into(), u64::from_ne_bytes(count))?;
+    Ok(notes.iter().any(suits).then_some(slot))
 }
 
 /// Forgets the notes of a former process on the slot.

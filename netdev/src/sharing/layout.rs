@@ -1,5 +1,5 @@
 //! The file that the processes on an address share: a record for each slot, then for each slot the
-//! number of places of its notes that have been used, then the places.
+//! number of places of its notes that have been used, then the places, then marks of notes.
 
 /// The most slots: the values of a byte.
 pub(super) const SLOTS_MAX: usize = 256;
@@ -17,5 +17,12 @@ pub(super) const COUNTS: usize = SLOTS_MAX * 8;
 pub(super) const TABLE: usize = NOTES_AT as usize + COUNTS;
 /// The bytes of the numbers and the places.
 pub(super) const NOTES_BYTES: u64 = (COUNTS + SLOTS_MAX * NOTES_MAX * NOTE_BYTES) as u64;
+/// Behind the notes: for each mark of notes, the number behind that of the slot which last gave a
+/// note this mark.
+pub(super) const MARKS_AT: u64 = NOTES_AT + NOTES_BYTES;
+/// The marks. More: fewer notes have the same, of which the last alone is found.
+pub(super) const MARKS: u64 = 1 << 16;
+/// The bytes of one.
+pub(super) const MARK_BYTES: usize = 2;
 /// The bytes of the file. Pages without a write take no memory.
-pub(super) const FILE_BYTES: u64 = NOTES_AT + NOTES_BYTES;
+pub(super) const FILE_BYTES: u64 = MARKS_AT + MARKS * MARK_BYTES as u64;

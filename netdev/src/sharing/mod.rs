@@ -223,6 +223,26 @@ impl Slots {
         }
     }
 
+    /// Has [`noted`](Self::noted) find a note of this process by a mark.
+    pub fn mark(&self, address: IpAddr, mark: u64) {
+        if let Ok(it) = self.at(address) {
+            last_will::mark(&it.locks, self.first, mark);
+        }
+    }
+
+    /// The slot of the process, this one or a neighbour that lives, with a note that `suits`. Of
+    /// several notes with this mark the last is found.
+    #[must_use]
+    pub fn noted(
+        &self,
+        address: IpAddr,
+        mark: u64,
+        suits: impl Fn(&[u8; NOTE_BYTES]) -> bool,
+    ) -> Option<u8> {
+        let it = self.at(address).ok()?;
+        last_will::marked(&it.locks, self.first, mark, suits).ok().flatten()
+    }
+
     /// Drops the note with this key.
     pub fn drop_note(&self, address: IpAddr, key: u32) {
         if let Ok(it) = self.at(address) {

@@ -107,6 +107,32 @@ impl Note {
         (is_host && is_queue_pair && has_ids).then_some(Self { peer, local, remote, remote_qpn })
     }
 
+    /// Whether it is of a connection with this queue pair of a peer.
+    #[must_use]
+    pub fn is_with(&self, peer: IpAddr, qpn: Qpn) -> bool {
+        (self.peer, self.remote_qpn) == (peer, qpn)
+    }
+
+    /// The mark of a note on a connection with this queue pair of a peer. Others may have the same.
+    #[must_use]
+    pub fn mark_of(peer: IpAddr, qpn: Qpn) -> u64 {
+        let octets = match peer {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
+            IpAddr::V6(ip) => ip.to_bits(),
+        };
+        let halves = [(octets >> 64) as u64, octets as u64];
+        let mixed = halves.into_iter().fold(u64::from(qpn.value()), |so_far, half| {
+            (so_far ^ half).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+        });
+        mixed >> 32
+    }
+
+    /// Its mark.
+    #[must_use]
+    pub fn mark(&self) -> u64 {
+        Self::mark_of(self.peer, self.remote_qpn)
+    }
+
     /// The slot of the device whose connection it is.
     #[must_use]
     pub fn slot(&self) -> u8 {

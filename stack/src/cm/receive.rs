@@ -7,6 +7,7 @@ use super::conn::{Conn, State};
 use super::notes::Requested;
 use super::tables::places;
 use super::{CmEvent, ConnId, ConnectionManager, Ended, ListenerId, QpSide, Reply, Request};
+use crate::ids::slot_of;
 use crate::types::{Mtu, Pkey, Qpn, Time};
 use crate::wire::AliveMad;
 use crate::wire::cm::{
@@ -68,6 +69,13 @@ impl ConnectionManager {
         match self.judge(stale, (src, dst), req) {
             Ok((listener, peer, user)) => {
                 self.take_request(now, (src, dst), tid, req, (listener, peer, user));
+            }
+            // A neighbour on the address may have the listener: the queue pair led it here.
+            Err(RejReason::INVALID_SERVICE_ID)
+                if by_qpn.is_some_and(|id| self.asks_for_end(id)) =>
+            {
+                let stale = RejReason::STALE_CONNECTION;
+                self.refuse((src, dst), tid, (CommId(0), req.local), Subject::Req, stale);
             }
             Err(RejReason::INVALID_SERVICE_ID)
                 if may_wait
@@ -137,6 +145,10 @@ impl ConnectionManager {
                 Err(_) => return Err(RejReason::UNSUPPORTED),
             },
         };
+        // Before the listener, as Linux has it: on a shared address that may be a neighbour's.
+        if stale.is_some() {
+            return Err(RejReason::STALE_CONNECTION);
+        }
         let full = self.conns.len() >= self.config.max_connections;
         let service = req.service;
         let place = [service, service.listened()]
@@ -145,9 +157,6 @@ impl ConnectionManager {
             .flatten()
             .find(|place| self.listeners.contains_key(place))
             .ok_or(RejReason::INVALID_SERVICE_ID)?;
-        if stale.is_some() {
-            return Err(RejReason::STALE_CONNECTION);
-        }
         let listener = self.listeners.get_mut(&place).ok_or(RejReason::INVALID_SERVICE_ID)?;
         if full || listener.pending >= listener.backlog {
             self.counters.backlog_overflow += 1;
@@ -274,8 +283,7 @@ impl ConnectionManager {
     fn on_rep(&mut self, now: Time, way: (IpAddr, IpAddr), tid: u64, rep: &Rep<'_>) {
         let Some(conn) = self.conn_of(way, rep.remote) else {
             self.counters.stray += 1;
-            let unknown = RejReason::INVALID_COMM_ID;
-            return self.refuse(way, tid, (rep.remote, rep.local), Subject::Rep, unknown);
+            return self.on_unknown_rep(now, way, tid, rep);
         };
         let (id, active) = (conn.local, conn.active);
         match conn.state {
@@ -306,6 +314,22 @@ impl ConnectionManager {
             return self.end_stale(now, stale, rep.ca_guid);
         }
         self.take_reply(now, id, way.0, rep);
+    }
+
+    /// A reply to no request of this device. A neighbour on the address may have asked: then its
+    /// queue pair led it here, if that is in a connection.
+    fn on_unknown_rep(&mut self, now: Time, way: (IpAddr, IpAddr), tid: u64, rep: &Rep<'_>) {
+        let is_neighbours = self.config.slot.is_some_and(|slot| slot != slot_of(rep.remote.0));
+        let known = self.by_qpn.get(&(way.0, rep.qpn)).copied().filter(|_| is_neighbours);
+        let stale = known.filter(|id| !self.is_over(*id, rep.ca_guid));
+        let reason = match stale {
+            Some(_) => RejReason::STALE_CONNECTION,
+            None => RejReason::INVALID_COMM_ID,
+        };
+        self.refuse(way, tid, (rep.remote, rep.local), Subject::Rep, reason);
+        if let Some(id) = stale {
+            self.end_stale(now, id, rep.ca_guid);
+        }
     }
 
     fn take_reply(&mut self, now: Time, id: CommId, peer: IpAddr, rep: &Rep<'_>) {
@@ -439,6 +463,11 @@ impl ConnectionManager {
             matches!(conn.state, State::DreqSent | State::TimeWait) && conn.remote_guid == guid
         };
         self.conns.get(&id).is_some_and(over)
+    }
+
+    /// Whether the peer has not answered yet that a connection ends.
+    fn asks_for_end(&self, id: CommId) -> bool {
+        self.conns.get(&id).is_some_and(|conn| conn.state == State::DreqSent)
     }
 
     /// The peer's queue pair is in another connection now, or is about to be. If it is the same

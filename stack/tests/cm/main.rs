@@ -12,6 +12,7 @@ mod places;
 mod random;
 mod refusals;
 mod scenarios;
+mod shared;
 mod successors;
 #[path = "../common/tables.rs"]
 mod tables;

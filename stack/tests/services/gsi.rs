@@ -350,14 +350,15 @@ fn each_datagram_says_whom_it_is_for() {
         }
     }
     let (to_here, to_there) = (Some(Addressee::Slot(5)), Some(Addressee::Slot(0xc3)));
+    let (asked, questioned) = (Requested::Connection(conn.0), Requested::Service(query.0));
     assert_eq!(
         seen,
         [
-            (false, Some(Addressee::Request(Requested::Connection(conn.0), Some(service)))),
-            (false, Some(Addressee::Request(Requested::Service(query.0), Some(datagrams)))),
-            // The answer for the datagram service, and REP; RTU and DREQ; DREP.
+            (false, Some(Addressee::Request(asked, Some(service), Some(side.qpn)))),
+            (false, Some(Addressee::Request(questioned, Some(datagrams), None))),
+            // REP, and the answer for the datagram service; RTU and DREQ; DREP.
             (true, to_here),
-            (true, to_here),
+            (true, Some(Addressee::Reply(5, Qpn::new(0xc3_0456)))),
             (false, to_there),
             (false, to_there),
             (true, to_here),
@@ -389,7 +390,7 @@ fn each_datagram_says_whom_it_is_for() {
     here.forget(now, given_up);
     let requested = Requested::Connection(given_up.0);
     let rej = here.poll_transmit().unwrap();
-    assert_eq!(of(&rej.mad), Some(Addressee::Request(requested, None)));
+    assert_eq!(of(&rej.mad), Some(Addressee::Request(requested, None, None)));
     assert_eq!(of(&[0xff; 256]), Some(Addressee::Any));
     // A packet to another queue pair has no addressee, nor have other bytes.
     let mut other = packet();

@@ -45,13 +45,16 @@ impl Neighbours {
     #[cold]
     fn hand_over_mad(&mut self, datagram: &RxDatagram<'_>) -> bool {
         let slot = match addressee(datagram.payload) {
-            Some(Addressee::Slot(slot)) if !self.own.contains(&usize::from(slot)) => Some(slot),
-            Some(Addressee::Request(requested, service)) => {
-                self.taker(datagram, requested, service)
+            Some(Addressee::Slot(slot)) => Some(slot),
+            // Each process finds the same one, so that it stays there.
+            Some(Addressee::Reply(slot, qpn)) => self.connected(datagram, qpn).or(Some(slot)),
+            Some(Addressee::Request(requested, service, qpn)) => {
+                self.taker(datagram, requested, service, qpn)
             }
-            _ => None,
+            Some(Addressee::Any) | None => None,
         };
-        let Some(slot) = slot else { return false };
+        let other = slot.filter(|slot| !self.own.contains(&usize::from(*slot)));
+        let Some(slot) = other else { return false };
         match self.slots.deliver(slot, datagram) {
             Delivery::Done => self.handed_over += 1,
             // An answer of this shard would deny the neighbour's connection. All senders repeat.
@@ -62,25 +65,38 @@ impl Neighbours {
         true
     }
 
-    /// The slot of the neighbour that has a peer's request, or that listens for its service if no
-    /// process has it.
+    /// The slot of the process that has a peer's request. If none has: of the one that has a
+    /// connection to the queue pair that asks, which ends it and refuses the request; else of the
+    /// neighbour that listens for the service.
     fn taker(
         &self,
         datagram: &RxDatagram<'_>,
         requested: Requested,
         service: Option<ServiceId>,
+        qpn: Option<Qpn>,
     ) -> Option<u8> {
         if !self.slots.is_leader(datagram.dst) {
             return None;
         }
         let way = (datagram.dst, datagram.src);
-        if let Some(slot) = self.slots.request_holder(way, requested.key()) {
-            return Some(slot).filter(|slot| !self.own.contains(&usize::from(*slot)));
+        let holder = self.slots.request_holder(way, requested.key());
+        let stale = || self.connected(datagram, qpn?);
+        if let Some(slot) = holder.or_else(stale) {
+            return Some(slot);
         }
         let service = service?;
         let other = Some(service.listened()).filter(|other| *other != service);
         let find = |service: ServiceId| self.listener(service.0, datagram.dst);
         find(service).or_else(|| find(other?))
+    }
+
+    /// The slot of the process that has a connection to a queue pair of a datagram's sender.
+    fn connected(&self, datagram: &RxDatagram<'_>, qpn: Qpn) -> Option<u8> {
+        let peer = datagram.src;
+        let is_it = |note: &[u8; NOTE_BYTES]| {
+            Note::from_bytes(note).is_some_and(|note| note.is_with(peer, qpn))
+        };
+        self.slots.noted(datagram.dst, Note::mark_of(peer, qpn), is_it)
     }
 
     /// The slot of the process that listens for a service, if that is not this one. Only the leader
@@ -111,6 +127,7 @@ impl Neighbours {
             match noted {
                 Noted::Connection { address, id, note: Some(note) } => {
                     self.slots.note(address, id.0, &note.to_bytes());
+                    self.slots.mark(address, note.mark());
                 }
                 Noted::Connection { address, id, note: None } => {
                     self.slots.drop_note(address, id.0);

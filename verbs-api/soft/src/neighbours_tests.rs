@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use rocinante_netdev::sim::{SimConfig, SimNet};
 use rocinante_netdev::{AnyPort, Interface, PortConfig, RxDatagram, RxIpId, Shards, Slots};
-use rocinante_stack::cm::{CmConfig, CmEvent, Connect, ConnectionManager, QpSide, Requested};
+use rocinante_stack::cm::{
+    Accept, CmConfig, CmEvent, Connect, ConnectionManager, QpSide, Requested,
+};
 use rocinante_stack::types::{Psn, Qpn, Time};
 use rocinante_stack::wire::cm::{CmMessage, CommId, PortSpace, RejReason, ServiceId, SidrStatus};
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, write_gsi};
@@ -164,6 +166,84 @@ fn conn_of(mad: &MadBytes) -> CommId {
         Ok((_, CmMessage::Req(req))) => req.local,
         other => panic!("{other:?}"),
     }
+}
+
+/// A peer that died begins anew with the number of its queue pair. The process that has the old
+/// connection gets the request, or the reply; others go where they are meant to go.
+#[test]
+fn a_queue_pair_in_a_connection_leads_to_the_process_that_has_it() {
+    let (here, [first, second]) = neighbours();
+    let goes = |router: &mut Router, mad: &MadBytes| {
+        let mut packet = [0; GSI_PACKET_LEN];
+        write_gsi(&mut packet, Psn::new(1), mad);
+        let (ip_id, tos) = (RxIpId::None, None);
+        let (payload, src, dst, src_port) = (&packet[..], PEER, here, 0xc000);
+        router.route(&RxDatagram { payload, src, dst, src_port, ip_id, tos }).is_none()
+    };
+    let manager =
+        |key, slot| ConnectionManager::new(CmConfig { key: [key, 3], slot, ..CmConfig::default() });
+    let side = |qpn: u32| QpSide::new(Qpn::new(qpn), Psn::new(1));
+    let accept = |qpn| Accept { side: side(qpn), keep_alive: None, private: b"" };
+    let service = ServiceId::of_port(PortSpace::Tcp, 8);
+    // The asker, its connection and its request.
+    let asker = |key, slot, ends: [IpAddr; 2], qpn| {
+        let mut asker = manager(key, slot);
+        let conn = asker.connect(Time(1), &Connect::new(ends, service, 9, side(qpn))).unwrap();
+        let request = asker.poll_transmit().unwrap().mad;
+        (asker, conn, request)
+    };
+    let request = |qpn| asker(1, None, [PEER, here], qpn).2;
+    // A reply of the peer, to a request of the leader.
+    let reply = |qpn| {
+        let mut replier = manager(2, None);
+        replier.listen(service, None, 1).unwrap();
+        let (_, _, request) = asker(4, Some(first.first()), [here, PEER], 0x44);
+        replier.handle_mad(Time(1), here, PEER, &request);
+        let Some(CmEvent::Request { conn, .. }) = replier.poll_event() else { panic!("none") };
+        replier.accept(Time(1), conn, &accept(qpn)).unwrap();
+        replier.poll_transmit().unwrap().mad
+    };
+    let mut leader = Router::new(None, Some(Neighbours::new(&first)));
+    first.listen(service.0, None).unwrap();
+    // Its neighbour has a connection.
+    let neighbour = Neighbours::new(&second);
+    let mut cm = manager(5, Some(second.first()));
+    cm.listen(service, None, 4).unwrap();
+    let connected = |cm: &mut ConnectionManager, qpn: u32| {
+        let (mut peer, conn, request) = asker(qpn.into(), None, [PEER, here], qpn);
+        cm.handle_mad(Time(1), PEER, here, &request);
+        let request = |event| match event {
+            CmEvent::Request { conn, .. } => Some(conn),
+            _ => None,
+        };
+        let own = std::iter::from_fn(|| cm.poll_event()).find_map(request).expect("a request");
+        cm.accept(Time(1), own, &accept(0x55)).unwrap();
+        peer.handle_mad(Time(1), here, PEER, &cm.poll_transmit().unwrap().mad);
+        peer.establish(conn, b"").unwrap();
+        cm.handle_mad(Time(1), PEER, here, &peer.poll_transmit().unwrap().mad);
+        (peer, conn)
+    };
+    let (mut peer, conn) = connected(&mut cm, 0x11);
+    assert!(!goes(&mut leader, &request(0x11)), "there is no note yet");
+    neighbour.note_connections(&mut cm);
+    for (qpn, leads) in [(0x11, true), (0x12, false)] {
+        assert_eq!(goes(&mut leader, &request(qpn)), leads);
+        assert_eq!(goes(&mut leader, &reply(qpn)), leads);
+        // The neighbour keeps what it gets, and gives the leader its own.
+        let mut router = Router::new(None, Some(Neighbours::new(&second)));
+        assert_eq!(goes(&mut router, &reply(qpn)), !leads);
+    }
+    // Once the connection has ended, or the process, nothing leads there.
+    peer.disconnect(Time(1), conn, b"").unwrap();
+    cm.handle_mad(Time(1), PEER, here, &peer.poll_transmit().unwrap().mad);
+    cm.poll_transmit().expect("its answer");
+    neighbour.note_connections(&mut cm);
+    assert!(!goes(&mut leader, &request(0x11)) && !goes(&mut leader, &reply(0x11)));
+    connected(&mut cm, 0x13);
+    neighbour.note_connections(&mut cm);
+    assert!(goes(&mut leader, &request(0x13)));
+    drop((neighbour, second));
+    assert!(!goes(&mut leader, &request(0x13)));
 }
 
 /// The listener of another process came while a request waited here. A refusal would end the

@@ -224,3 +224,31 @@ fn a_file_without_room_for_notes_has_none() {
     assert_eq!(told().expect("records alone"), [[0; NOTE_BYTES]; 0]);
     locks.take(5).expect("free");
 }
+
+/// A note of a process that lives is found by its mark, as long as it is there.
+#[test]
+fn a_mark_leads_to_the_last_note_that_has_it() {
+    let here = loopback();
+    let [one, two, three] = [(); 3].map(|()| lease(&[here], 1).expect("a slot"));
+    let noted = |it: &Slots, mark, byte| it.noted(here, mark, |found| *found == note(byte));
+    let keep = |it: &Slots, key, byte, mark| {
+        it.note(here, key, &note(byte));
+        it.mark(here, mark);
+    };
+    keep(&two, 1, 1, 5);
+    keep(&two, 2, 2, 6);
+    for it in [&one, &two, &three] {
+        assert_eq!([5, 6].map(|mark| noted(it, mark, mark as u8 - 4)), [Some(two.first()); 2]);
+        // Of no process, and without the note.
+        assert_eq!((noted(it, 7, 1), noted(it, 5, 3)), (None, None));
+    }
+    // Another process's note has the same mark; its number may be any.
+    keep(&three, 1, 3, 5 + (1 << 40));
+    assert_eq!([1, 3].map(|byte| noted(&one, 5, byte)), [None, Some(three.first())]);
+    three.drop_note(here, 1);
+    assert_eq!(noted(&one, 5, 3), None);
+    keep(&three, 1, 3, 5);
+    drop(three);
+    assert_eq!(noted(&one, 5, 3), None, "its neighbours end what it left");
+    assert_eq!(noted(&one, 6, 2), Some(two.first()));
+}

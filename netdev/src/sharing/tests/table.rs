@@ -57,3 +57,23 @@ fn what_others_have_is_seen_in_rows() {
     ftruncate(&short, NOTES_AT - 1).expect("no longer");
     assert!(Locks::open(&short).expect("opened").look().is_err(), "a record is missing");
 }
+
+/// The kernel has a list of them, and each call goes through it: with an eighth of those that the
+/// connection manager keeps by default, each is found, and none is left behind.
+#[test]
+fn each_of_many_requests_is_found() {
+    const ALL: u64 = 2048;
+    let here = loopback();
+    let [one, other] = [(); 2].map(|()| lease(&[here], 1).expect("a slot"));
+    let way = (here, IpAddr::from([10, 0, 0, 9]));
+    let hold = |is_held| (0..ALL).for_each(|key| one.hold_request(way, key, is_held));
+    let found = || {
+        let some = (0..=ALL).step_by(64).map(|key| other.request_holder(way, key));
+        some.collect::<Vec<_>>()
+    };
+    let all = [vec![Some(one.first()); ALL as usize / 64], vec![None]].concat();
+    hold(true);
+    assert_eq!(found(), all);
+    hold(false);
+    assert_eq!(found(), vec![None; all.len()]);
+}
