@@ -12,7 +12,6 @@ use rocinante_stack::types::Mtu;
 
 use super::Outcome;
 use super::removal::Watch;
-use super::words::errno;
 use crate::devices::{self, Found};
 use crate::ffi::without_signals;
 use crate::plain;
@@ -78,14 +77,18 @@ impl Devices {
     }
 
     /// The device that has an address; of a link-local one, that of its scope. Error:
-    /// `EADDRNOTAVAIL`.
+    /// `EADDRNOTAVAIL`; `ENODEV` if the scope is no device.
     pub(super) fn of(&self, address: SocketAddr) -> Outcome<Found> {
         let zone = zone(address);
         let has = |found: &Found| {
             zone.is_none_or(|zone| zone == found.interface.index)
                 && found.interface.addresses.iter().any(|(it, _)| *it == address.ip())
         };
-        self.all()?.into_iter().find(has).ok_or(libc::EADDRNOTAVAIL)
+        let all = self.all()?;
+        if zone.is_some_and(|zone| all.iter().all(|found| found.interface.index != zone)) {
+            return Err(libc::ENODEV);
+        }
+        all.into_iter().find(has).ok_or(libc::EADDRNOTAVAIL)
     }
 
     /// Opens a device, unless it is open. `watch` begins to watch it.
@@ -107,7 +110,7 @@ impl Devices {
             prepared.events.take_places(&found.gids);
             prepared.open()
         });
-        let device = plain::Device::new(device.map_err(|error| errno(&error))?);
+        let device = plain::Device::new(device.map_err(|error| found.refused(&error))?);
         let opened = Arc::new(Opened { device, found: found.clone() });
         let watch = without_signals(|| watch(&opened));
         let watch = watch.map_err(|error| error.raw_os_error().unwrap_or(libc::EAGAIN))?;

@@ -308,6 +308,22 @@ fn an_accept_that_is_refused_makes_the_id_no_programs() {
     }
 }
 
+/// As the kernel has it: a scope that names no device is ENODEV, an address that is elsewhere
+/// EADDRNOTAVAIL.
+#[test]
+fn a_link_local_address_is_looked_for_at_its_scope() {
+    let program = Program::new();
+    let id = program.create(1, TCP);
+    let lo = rocinante_netdev::Interface::by_name("lo").unwrap().index;
+    for (scope, error) in
+        [(0, libc::EINVAL), (0x7fff_fff0, libc::ENODEV), (lo, libc::EADDRNOTAVAIL)]
+    {
+        let address = SocketAddrV6::new("fe80::77".parse().unwrap(), 7471, 0, scope);
+        assert_eq!(program.bind(id, address.into()), Err(error), "{scope}");
+    }
+    program.bind(id, v4("127.0.0.1:0")).unwrap();
+}
+
 /// An address that is not found gives the id back the one that it had, on its port, too: what was
 /// in the way of others is so again, and nothing else.
 #[test]
