@@ -2,11 +2,13 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use crate::kernel::descriptors;
 use crate::testing::sides::{self, ip, on_each, open, sides, spec};
 use crate::testing::testns::{NetNs, arrives, has_arrivals, or_skip, wait_until};
+use crate::udp::sys::Socket;
 use crate::{AnyPort, Backend, PathSpec, Port, RxDatagram};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -96,6 +98,48 @@ fn destinations_are_told(backend: Backend) -> Result<(), String> {
     Ok(())
 }
 
+/// As RFC 4291, 2.7, has it. Members on the sender's machine receive what stays there, but for
+/// scope 0. A group is another one at each interface, although a program has joined it there, too.
+fn scopes_are_kept(backend: Backend) -> Result<(), String> {
+    let (pair, mut a, mut b) = sides(backend)?;
+    pair.a.sh("ip link add w0 type veth peer name w1; ip link set w0 up; ip link set w1 up
+               ip address add fd08::1/64 dev w0 nodad");
+    let from = GROUPS[1].0;
+    let w0 = pair.a.run(|| crate::Interface::by_name("w0").expect("it is there").index);
+    let mut elsewhere = Vec::new();
+    for (group, is_received, leaves) in [
+        ("ff00::9:79", false, false),
+        ("ff01::9:79", true, false),
+        ("ff11::9:79", true, false),
+        ("ff02::9:79", true, true),
+        ("ff05::9:79", true, true),
+        ("ff1e::9:79", true, true),
+    ] {
+        join(&pair.a, &mut a, group).expect("a joins");
+        join(&pair.b, &mut b, group).expect("b joins");
+        send(&pair.a, &mut a, (from, group), &[64]);
+        let all = [(0, 64, ip(from), ip(group))];
+        for (port, receives) in [(&mut a, is_received), (&mut b, leaves)] {
+            match receives {
+                true => assert_eq!(receive(port, 1), all, "{group}"),
+                false => assert_quiet(port, group),
+            }
+        }
+        elsewhere.push(pair.a.run(|| {
+            let socket = std::net::UdpSocket::bind("[fd08::1]:0").expect("a socket");
+            let copy = Socket::from(OwnedFd::from(socket.try_clone().expect("a descriptor")));
+            copy.bind_to_interface(w0).expect("any program may");
+            let IpAddr::V6(group) = ip(group) else { unreachable!("they are of IPv6") };
+            socket.join_multicast_v6(&group, w0).expect("it joins");
+            let to = std::net::SocketAddrV6::new(group, 4791, 0, w0);
+            socket.send_to(b"x", to).expect("sent at w0");
+            socket
+        }));
+    }
+    assert_quiet(&mut a, "at another interface");
+    Ok(())
+}
+
 /// One group with much to read leaves the others their turns.
 fn groups_take_turns(backend: Backend) -> Result<(), String> {
     let (pair, mut a, mut b) = sides(backend)?;
@@ -131,6 +175,7 @@ on_each! { "groups":
     groups_take_turns: udp Udp;
     members_receive: udp Udp, packet Packet, afxdp Xdp;
     destinations_are_told: udp Udp, packet Packet, afxdp Xdp;
+    scopes_are_kept: udp Udp, packet Packet, afxdp Xdp;
 }
 
 /// Several ports of one machine all receive, with any backends; but not datagrams to the group at

@@ -252,6 +252,10 @@ pub(super) fn open_group(
         return Err(io::Error::new(io::ErrorKind::Unsupported, text));
     }
     configure(&socket, v6, options, Role::Group).map_err(|e| what("configure a socket of", &e))?;
+    if v6 {
+        // To the kernel a group beyond the link is one at all interfaces.
+        let _ = socket.bind_to_interface(iface.index);
+    }
     let address = socket_address(iface, group, ROCE_PORT, 0);
     socket.bind(&address).map_err(|e| what("bind to", &e))?;
     socket.join(group, iface.index).map_err(|e| what("join", &e))?;
