@@ -28,6 +28,7 @@ pub mod harness;
 pub mod idle;
 pub mod need;
 pub mod oracles;
+pub mod rails;
 pub mod running;
 pub mod setup;
 pub mod skip;

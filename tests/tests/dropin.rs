@@ -3,19 +3,20 @@
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Read};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use rocinante_dropin::install::Installation;
 use rocinante_dropin::row::opens;
 use rocinante_dropin::suite::{self, State, Verdict};
 use rocinante_dropin::{kills, row, table};
-use rocinante_lab::{LabConfig, Pair};
-use rocinante_tests::harness::PATIENCE;
-use rocinante_tests::{need, skip};
+use rocinante_lab::{ChildGuard, Container, Lab, LabConfig, Pair};
+use rocinante_tests::harness::{PATIENCE, wait_until};
+use rocinante_tests::{need, rails, skip};
 
 /// Program, mode and backend of rows of the table.
 const CORE: [(&str, &str, &str); 33] = [
@@ -212,4 +213,91 @@ fn tests_of_rdma_core_pass() {
     .unwrap();
     assert!(failed.is_empty(), "{failed:#?}");
     assert_eq!(ended, names.iter().map(|name| (*name).to_owned()).collect());
+}
+
+/// The TCP port at which both sides meet.
+const PORT: u16 = 13337;
+/// Bytes that show a rail to be in use.
+const MUCH: u64 = 4 << 20;
+/// UCX gives a peer up after eight timeouts of a second, and a busy machine is late.
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// UCX on two devices; a message goes over both in parts.
+fn ucx(installed: &Installation, at: &Container, words: &str) -> ChildGuard {
+    let words = format!("ucx_perftest -p {PORT} {words}");
+    let mut command = installed.run("udp", words.split_whitespace());
+    command
+        .env("UCX_NET_DEVICES", "roce0:1,roce1:1")
+        .env("UCX_TLS", "rc_v,self")
+        .envs([("UCX_MAX_RNDV_RAILS", "2"), ("UCX_MAX_EAGER_RAILS", "2")])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    at.spawn(&mut command).unwrap()
+}
+
+/// The bytes that an interface has received and sent; 0 if it is gone.
+fn carried(at: &Container, interface: &str) -> u64 {
+    let read = at.output(Command::new("cat").arg("/proc/net/dev")).unwrap().stdout;
+    let text = String::from_utf8(read).unwrap();
+    let line = text.lines().find_map(|line| line.trim().strip_prefix(interface)?.strip_prefix(':'));
+    let columns: Vec<u64> =
+        line.unwrap_or_default().split_whitespace().map(|it| it.parse().unwrap()).collect();
+    columns.first().unwrap_or(&0) + columns.get(8).unwrap_or(&0)
+}
+
+/// It succeeded, or has ended with an error of its own: UCX aborts with a message where a program
+/// handles none.
+fn ended_well(output: &Output) {
+    let said = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
+    let aborted =
+        output.status.signal() == Some(Signal::SIGABRT as i32) && said.contains("Fatal: ");
+    assert!(output.status.code().is_some() || aborted, "{}: {said}", output.status);
+    assert!(!said.contains("panicked"), "{said}");
+}
+
+/// UCX over two rails of each machine, which lie in one subnet. One is deleted while it runs.
+#[test]
+fn ucx_loses_one_of_two_rails_and_ends_or_goes_on() {
+    if !is_there("ucx_perftest") {
+        skip!("no ucx_perftest: apt install ucx-utils");
+    }
+    let installed = match installed() {
+        Ok(installed) => installed,
+        Err(why) => skip!("{why}"),
+    };
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let [here, there] = [lab.container(0), lab.container(1)];
+    for index in [0, 1] {
+        let _ = rails::add(&lab, index);
+        rails::wait_for_link(&lab, index);
+    }
+    let mut server = ucx(&installed, there, "");
+    row::listens_on(&mut server, PORT).unwrap();
+    let words = format!("{} -t tag_bw -s 1048576 -n 1000000000 -w 1", there.ipv4());
+    let mut client = ucx(&installed, here, &words);
+    wait_until("both rails are in use", || {
+        assert_eq!(client.try_wait().unwrap(), None, "the client has ended");
+        ["eth0", "eth1"].iter().all(|rail| carried(here, rail) > MUCH)
+    });
+    rails::ip(here.netns(), "link delete eth1");
+    // Both end, or messages go on by the rail that is left.
+    let (begin, before) = (Instant::now(), carried(here, "eth0"));
+    let goes_on = || begin.elapsed() > LIMIT / 6 && carried(here, "eth0") > before + 64 * MUCH;
+    let mut has_ended = [false; 2];
+    while !has_ended.contains(&true) && !goes_on() {
+        assert!(begin.elapsed() < LIMIT, "neither side ends, and nothing goes on");
+        std::thread::sleep(Duration::from_millis(50));
+        has_ended = [&mut client, &mut server].map(|it| it.try_wait().unwrap().is_some());
+    }
+    for (mut side, has_ended) in [client, server].into_iter().zip(has_ended) {
+        if !has_ended {
+            // It waits for a peer that has gone, as on a card.
+            side.signal(Signal::SIGTERM);
+        }
+        let output = side.wait_with_output(PATIENCE).unwrap();
+        let was_asked = output.status.signal() == Some(Signal::SIGTERM as i32);
+        if has_ended || !was_asked {
+            ended_well(&output);
+        }
+    }
 }

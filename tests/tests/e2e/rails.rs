@@ -1,17 +1,16 @@
 //! Two rails of a machine in one subnet, in the middle of a run: an address goes, a link, and an
 //! interface. Requests on that rail end in an error, and the other rail goes on.
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::process::Command;
+use std::net::IpAddr;
 use std::time::Instant;
 
 use rocinante::device::Backend;
 use rocinante::verbs::{AsyncEvent, QpState, SendOp};
 use rocinante::{Access, ConnectOptions, Mr, Qp, RecvWr, WcStatus};
-use rocinante_lab::{BRIDGE, Lab, LabConfig, Netns};
+use rocinante_lab::{Lab, LabConfig};
 use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until, wr};
-use rocinante_tests::on_each_backend;
 use rocinante_tests::oracles::becomes_idle;
+use rocinante_tests::{on_each_backend, rails};
 
 on_each_backend!(
     an_address_is_removed_in_the_middle_of_a_run,
@@ -19,9 +18,6 @@ on_each_backend!(
     a_carrier_is_lost_in_a_run,
     an_interface_is_removed_in_a_run,
 );
-
-/// The host's end of the second rail.
-const RAIL: &str = "rail1";
 
 /// One side of a connection on a rail, and the memory of the peer.
 struct Rail<'a> {
@@ -74,28 +70,14 @@ impl Rails {
     fn new(backend: Backend) -> Self {
         let lab = Lab::new(&LabConfig::default()).unwrap();
         let at = lab.container(0);
-        let [a, b, c, d] = at.ipv4().octets();
-        let second = Ipv4Addr::from([a, b, c, d + 100]);
-        let there = at.netns().path();
-        let mtu = "mtu 4200";
-        let add = format!("link add {RAIL} {mtu} type veth peer name eth1 {mtu} netns {there}");
-        for line in [add, format!("link set {RAIL} master {BRIDGE} up")] {
-            lab.host().ip(&words(&line)).unwrap();
-        }
-        // Else either interface says that it has the other's address, too.
-        let conf = "/proc/sys/net/ipv4/conf/all";
-        let arp = format!("echo 1 > {conf}/arp_ignore && echo 2 > {conf}/arp_announce");
-        assert!(at.output(Command::new("sh").args(["-c", &arp])).unwrap().status.success());
+        let second = rails::add(&lab, 0);
         let setup = Setup::new(backend);
-        let rails = ["link set eth1 up", &format!("address add {second}/24 dev eth1")];
-        rails.iter().for_each(|line| at.netns().ip(&words(line)).unwrap());
         let own = [address(&lab, 0, Family::V4), IpAddr::from(second)];
         let sides = own.map(|own| Side::open(at.netns(), own, &setup));
         let peer = address(&lab, 1, Family::V4);
         let peer = Side::open(lab.container(1).netns(), peer, &setup);
-        let rails = Self { second: second.to_string(), sides, peer, lab };
-        rails.wait_for_link();
-        rails
+        rails::wait_for_link(&lab, 0);
+        Self { second: second.to_string(), sides, peer, lab }
     }
 
     fn connect(&self) -> [Rail<'_>; 2] {
@@ -105,22 +87,7 @@ impl Rails {
     /// `ip` where the interface of the line is: in the container, or on the host.
     fn ip(&self, line: &str) {
         let at = self.lab.container(0).netns();
-        let at = if line.contains(RAIL) { self.lab.host() } else { at };
-        at.ip(&words(line)).unwrap();
-    }
-
-    /// The kernel brings the second rail's link up when it finds the time, and the bridge's port
-    /// at another one.
-    fn wait_for_link(&self) {
-        let is = |at: &Netns, link: &str, word: &str| {
-            let mut show = Command::new("ip");
-            show.args(["-d", "-o", "link", "show", "dev", link]);
-            String::from_utf8_lossy(&at.output(&mut show).unwrap().stdout).contains(word)
-        };
-        let (at, host) = (self.lab.container(0).netns(), self.lab.host());
-        wait_until("the link is up", || {
-            is(at, "eth1", "state UP") && is(host, RAIL, "state forwarding")
-        });
+        rails::ip(if line.contains("rail") { self.lab.host() } else { at }, line);
     }
 
     /// The second rail goes by `line`, and comes back by `back`.
@@ -145,14 +112,10 @@ impl Rails {
         // Requests to the queue pair that failed are flushed.
         second.write(WcStatus::WrFlushErr);
         back.iter().for_each(|line| self.ip(line));
-        self.wait_for_link();
+        rails::wait_for_link(&self.lab, 0);
         first.works();
         Rail::connect(second.side, &self.peer).works();
     }
-}
-
-fn words(line: &str) -> Vec<&str> {
-    line.split_whitespace().collect()
 }
 
 fn an_address_is_removed_in_the_middle_of_a_run(backend: Backend) {
@@ -167,7 +130,8 @@ fn a_link_goes_down_in_a_run(backend: Backend) {
 
 /// The host's end is down: the container's stays up, without a carrier.
 fn a_carrier_is_lost_in_a_run(backend: Backend) {
-    let [down, up] = ["down", "up"].map(|state| format!("link set {RAIL} {state}"));
+    let rail = rails::host_end(0);
+    let [down, up] = ["down", "up"].map(|state| format!("link set {rail} {state}"));
     Rails::new(backend).lose(&down, &[&up]);
 }
 
