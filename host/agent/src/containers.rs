@@ -25,6 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use rocinante_netdev::handed::{Code, Refused};
+use tokio::sync::watch;
 use tracing::Level;
 
 use crate::asker::Namespace;
@@ -144,6 +145,7 @@ pub(crate) struct Containers {
     limits: Arc<Limits>,
     pages: Arc<Pages>,
     uplinks: Mutex<Uplinks>,
+    news: watch::Sender<()>,
 }
 
 #[derive(Debug)]
@@ -207,6 +209,7 @@ impl Containers {
             limits: Arc::clone(limits),
             pages: Arc::clone(pages),
             uplinks: Mutex::default(),
+            news: watch::Sender::new(()),
         })
     }
 

@@ -56,7 +56,6 @@ const WORKER_IDLE: Duration = Duration::from_millis(500);
 /// dropped meanwhile, and its kernel asks for a neighbour again after a second.
 const HEAR_PAUSE_TIMES: u32 = 9;
 const HEAR_PAUSE_MAX: Duration = Duration::from_millis(10);
-
 /// How often to look whether programs hold more than they may.
 const HOLDS_PAUSE: Duration = Duration::from_secs(2);
 
@@ -212,7 +211,7 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> Result<
         accept_all(control, &commanded.closers, |connection| {
             let (agent, worker) = (Arc::clone(&commanded), Arc::clone(&commanded));
             let work = move |request: &_, each: &mut dyn FnMut(Reply)| worker.obey(request, each);
-            async move { agent.clients.serve(connection, work).await }
+            async move { agent.clients.serve(connection, agent.containers.news(), work).await }
         })
         .await;
     });
@@ -477,28 +476,29 @@ impl Agent {
     fn obey(&self, command: &control::Request, each: &mut dyn FnMut(Reply)) {
         let name = command.name.as_deref();
         match command.command {
-            Verb::Status => {}
-            Verb::Claim | Verb::Unclaim | Verb::Claims => {
-                return self.containers.claims(command, each);
+            Verb::Status => {
+                let reports = self.containers.report(name);
+                if let (Some(name), true) = (name, reports.is_empty()) {
+                    let reason = format!("no container is called {name:?}");
+                    return each(Reply::Refused { reason });
+                }
+                each(Reply::Agent(self.status()));
+                reports.into_iter().for_each(|report| each(Reply::Container(Box::new(report))));
             }
-            Verb::Release => return self.containers.release(name, command.force, each),
+            Verb::Watch => each(Reply::Agent(self.status())),
+            Verb::Claim | Verb::Unclaim | Verb::Claims => self.containers.claims(command, each),
+            Verb::Release => self.containers.release(name, command.force, each),
             Verb::Introduce | Verb::Check => {
                 let name = match &command.about {
                     Some(about) => self.introduce(command.command, about),
                     None => Err(Refused::new(Code::Failed, "the container is missing", "")),
                 };
-                return each(match name {
+                each(match name {
                     Ok(name) => Reply::Introduced { name },
                     Err(refused) => Reply::Refused { reason: refused.to_string() },
                 });
             }
         }
-        let reports = self.containers.report(name);
-        if let (Some(name), true) = (name, reports.is_empty()) {
-            return each(Reply::Refused { reason: format!("no container is called {name:?}") });
-        }
-        each(Reply::Agent(self.status()));
-        reports.into_iter().for_each(|report| each(Reply::Container(Box::new(report))));
     }
 
     fn status(&self) -> AgentStatus {

@@ -42,7 +42,7 @@ impl Containers {
             }
             (Verb::Claims, ..) => {
                 let inner = self.lock();
-                inner.claims.0.values().for_each(|claim| each(inner.network(claim)));
+                inner.claims.0.values().for_each(|claim| inner.networks(claim, each));
             }
             _ => each(refused("the claim is missing")),
         }
@@ -69,14 +69,20 @@ impl Containers {
 }
 
 impl Inner {
-    fn network(&self, claim: &Claim) -> Reply {
-        let is_its = |it: &&Container| it.pod().is_some_and(|pod| claim.pods.contains(pod));
-        let container = self.containers.values().find(is_its).map(|it| &it.sources);
-        Reply::Claimed {
+    /// A line for each container of a claim's pods, or one without a container.
+    fn networks(&self, claim: &Claim, each: &mut dyn FnMut(Reply)) {
+        let line = |it: Option<&Container>| Reply::Claimed {
             uid: claim.uid.clone(),
-            mac: container.map(|it| mac(it.mac)),
-            addresses: container.iter().flat_map(|it| &it.addresses).copied().collect(),
+            pod: it.and_then(Container::pod).map(str::to_owned),
+            mac: it.map(|it| mac(it.sources.mac)),
+            addresses: it.iter().flat_map(|it| &it.sources.addresses).copied().collect(),
+        };
+        let is_its = |it: &&Container| it.pod().is_some_and(|pod| claim.pods.contains(pod));
+        let mut its = self.containers.values().filter(is_its).peekable();
+        if its.peek().is_none() {
+            each(line(None));
         }
+        its.for_each(|it| each(line(Some(it))));
     }
 
     /// The parts of an uplink: of the pods that have claims there, and of containers by their

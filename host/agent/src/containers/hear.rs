@@ -52,6 +52,10 @@ impl Containers {
         self.guard_late(&mut inner, heard);
         let lost = lost.into_iter().filter_map(|index| Some((index, inner.remove(index)?)));
         let lost: Vec<_> = lost.collect();
+        // One whose pod has a claim may have opened others of its network namespace.
+        let of_pods = lost.iter().filter(|(_, it)| it.pod().is_some());
+        let of_pods: BTreeSet<u64> = of_pods.map(|(_, it)| it.namespace).collect();
+        inner.follow_closed(|it| of_pods.contains(&it.namespace));
         for (_, container) in &lost {
             let Container { namespace, ports, .. } = container;
             if inner.journal.permits(Share::Container(*namespace), Level::INFO, Instant::now()) {

@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::PoisonError;
 
+use tokio::sync::watch::Receiver;
+
 use super::{Containers, HeardOf};
+use crate::class::Uplink;
 use crate::control::UplinkStatus;
 use crate::host::{Portion, Shaper};
 use crate::rate::Rate;
@@ -14,8 +17,16 @@ use crate::rate::Rate;
 pub(super) struct Uplinks {
     /// The shares that are set, by the index of the uplink.
     set: BTreeMap<u32, (Rate, Vec<Portion>)>,
+    told: Told,
+}
+
+/// The facts of which drivers are told: uplinks, and ends of pods.
+#[derive(Debug, Default, PartialEq)]
+struct Told {
+    uplinks: Vec<Uplink>,
     /// By the name of the uplink.
     faults: BTreeMap<String, String>,
+    pods: Vec<(u32, String)>,
 }
 
 impl Containers {
@@ -40,6 +51,9 @@ impl Containers {
         let uplinks_of = config.uplinks.iter();
         let portions: Vec<Vec<Portion>> =
             uplinks_of.map(|uplink| inner.portions(&config, &uplink.interface)).collect();
+        let pods =
+            inner.containers.iter().filter_map(|(end, it)| Some((*end, it.pod()?.to_owned())));
+        let pods = pods.collect();
         let links = inner.namespaces.links(None);
         // Nothing of containers waits for the questions to the kernel.
         drop(inner);
@@ -70,13 +84,17 @@ impl Containers {
                 }
             };
             if let Some(fault) = fault {
-                if uplinks.faults.get(&uplink.interface) != Some(&fault) {
+                if uplinks.told.faults.get(&uplink.interface) != Some(&fault) {
                     tracing::error!(uplink = uplink.interface, "it is not shared: {fault}");
                 }
                 faults.insert(uplink.interface.clone(), fault);
             }
         }
-        uplinks.faults = faults;
+        let told = Told { uplinks: config.uplinks.clone(), faults, pods };
+        if uplinks.told != told {
+            uplinks.told = told;
+            self.news.send_replace(());
+        }
         let is_uplink = |name: &String| config.uplinks.iter().any(|it| it.interface == *name);
         for link in links.iter().filter(|link| again && !is_uplink(&link.name)) {
             uplinks.set.remove(&link.index);
@@ -86,6 +104,11 @@ impl Containers {
         }
     }
 
+    /// Says when a driver has something to do.
+    pub(crate) fn news(&self) -> Receiver<()> {
+        self.news.subscribe()
+    }
+
     /// The uplinks of the configuration.
     pub(crate) fn uplinks(&self) -> Vec<UplinkStatus> {
         let config = self.config();
@@ -93,7 +116,7 @@ impl Containers {
         let all = config.uplinks.iter().map(|uplink| UplinkStatus {
             interface: uplink.interface.clone(),
             rate: uplink.rate,
-            fault: uplinks.faults.get(&uplink.interface).cloned(),
+            fault: uplinks.told.faults.get(&uplink.interface).cloned(),
         });
         all.collect()
     }

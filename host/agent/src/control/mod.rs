@@ -114,6 +114,8 @@ pub(crate) enum Verb {
     Unclaim,
     /// List the claims.
     Claims,
+    /// Say how the agent is, and again whenever a driver has something to do.
+    Watch,
 }
 
 /// A line of the agent's.
@@ -126,9 +128,11 @@ pub(crate) enum Reply {
     Introduced {
         name: String,
     },
-    /// A claim, and a container of its pods if one is known.
+    /// A claim, and a container of its pods: a line for each that is known, or one without.
     Claimed {
         uid: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pod: Option<String>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         mac: Option<String>,
         #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -11,9 +11,10 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::net::{RecvFlags, ReturnFlags, SendFlags, recvmsg, send};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::watch::Receiver;
 use tokio::sync::{Mutex, Semaphore, mpsc};
 
-use super::{MESSAGE_BYTES_MAX, Reply, Request, line};
+use super::{MESSAGE_BYTES_MAX, Reply, Request, Verb, line};
 use crate::closers::Foreign;
 use crate::limits::Share;
 use crate::ready::ready;
@@ -38,11 +39,13 @@ impl Default for Clients {
 
 impl Clients {
     /// Reads the command of a connection, has it worked on a thread of its own, and sends the
-    /// replies for as long as the client reads them. The work goes on without it.
+    /// replies for as long as the client reads them. The work goes on without it. A client that
+    /// watches has it worked again at each news, until it hangs up.
     pub(crate) async fn serve(
         &self,
         connection: Foreign<OwnedFd>,
-        work: impl FnOnce(&Request, &mut dyn FnMut(Reply)) + Send + 'static,
+        mut news: Receiver<()>,
+        work: impl Fn(&Request, &mut dyn FnMut(Reply)) + Clone + Send + 'static,
     ) {
         // The agent's own user, and root: the file's mode says the same.
         let Ok(peer) = getsockopt(&connection, PeerCredentials) else { return };
@@ -50,7 +53,7 @@ impl Clients {
         if ![0, rustix::process::geteuid().as_raw()].contains(&peer.uid()) {
             return;
         }
-        let Ok(_place) = Arc::clone(&self.places).acquire_owned().await else { return };
+        let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
         let both = Interest::READABLE | Interest::WRITABLE;
         let Ok(connection) = ready(connection, both) else { return };
         let request = tokio::time::timeout(PATIENCE, received(&connection)).await;
@@ -68,19 +71,35 @@ impl Clients {
             let seen = about.namespace.strip_prefix("/").unwrap_or(&about.namespace);
             about.namespace = Path::new(&format!("/proc/{}/root", peer.pid())).join(seen);
         }
-        let turn = Arc::clone(&self.turn).lock_owned().await;
-        // As many as there are containers.
-        let (to, mut from) = mpsc::unbounded_channel();
-        tokio::task::spawn_blocking(move || {
-            let _turn = turn;
-            // The client may have gone.
-            work(&request, &mut |reply| drop(to.send(reply)));
-        });
-        while let Some(reply) = from.recv().await {
-            if sent(&connection, &reply).await.is_err() {
-                return;
+        let (request, mut place) = (Arc::new(request), Some(place));
+        loop {
+            news.mark_unchanged();
+            let turn = Arc::clone(&self.turn).lock_owned().await;
+            // As many as there are containers.
+            let (to, mut from) = mpsc::unbounded_channel();
+            let (asked, work) = (Arc::clone(&request), work.clone());
+            tokio::task::spawn_blocking(move || {
+                let _turn = turn;
+                // The client may have gone.
+                work(&asked, &mut |reply| drop(to.send(reply)));
+            });
+            while let Some(reply) = from.recv().await {
+                if sent(&connection, &reply).await.is_err() {
+                    return;
+                }
+            }
+            if request.command != Verb::Watch {
+                break;
+            }
+            // Others need it.
+            place = None;
+            tokio::select! {
+                Ok(()) = news.changed() => {}
+                // It hung up, or says what it should not.
+                _ = received(&connection) => return,
             }
         }
+        drop(place);
         let _ = sent(&connection, &Reply::Done {}).await;
     }
 }
@@ -119,6 +138,7 @@ mod tests {
     use std::time::Instant;
 
     use rustix::net::{AddressFamily, SocketFlags, SocketType, recv, socketpair};
+    use tokio::sync::watch;
 
     use super::*;
     use crate::closers::Closers;
@@ -134,6 +154,7 @@ mod tests {
         let begun = Instant::now();
         let said = runtime.expect("a runtime").block_on(async {
             let connection = Foreign::new(agents, Share::Stranger, &Arc::<Closers>::default());
+            let (_to, news) = watch::channel(());
             let work = move |_: &Request, each: &mut dyn FnMut(Reply)| {
                 (0..replies).for_each(|at| each(Reply::Released { name: at.to_string() }));
             };
@@ -153,7 +174,7 @@ mod tests {
                 }
                 said
             };
-            tokio::join!(clients.serve(connection, work), reading).1
+            tokio::join!(clients.serve(connection, news, work), reading).1
         });
         (said, begun.elapsed())
     }
@@ -172,6 +193,7 @@ mod tests {
     fn many_clients_at_once_are_all_answered() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let clients = Arc::new(Clients::default());
+        let (_to, news) = watch::channel(());
         let works = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         let flags = SocketFlags::CLOEXEC;
         let mut ends = Vec::new();
@@ -184,10 +206,11 @@ mod tests {
                 send(&client, STATUS, SendFlags::empty()).expect("sent");
                 let connection = Foreign::new(agents, Share::Stranger, &Arc::<Closers>::default());
                 let (clients, works) = (Arc::clone(&clients), Arc::clone(&works));
+                let news = news.clone();
                 let work = move |_: &Request, _: &mut dyn FnMut(Reply)| {
                     works.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 };
-                all.spawn(async move { clients.serve(connection, work).await });
+                all.spawn(async move { clients.serve(connection, news, work).await });
                 ends.push(client);
             }
             while all.join_next().await.is_some() {}

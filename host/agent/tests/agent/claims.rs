@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
+use std::os::fd::OwnedFd;
 use std::{fs, io};
 
 use rocinante_agent::control::{self, About};
@@ -92,7 +93,10 @@ fn a_claim_binds_its_pods_on_its_uplink() {
     assert_eq!(shares(&host)[&names[1]], [250, 1000]);
     let listed = asked(&host, json!({"command": "claims"}));
     let (claimed, address) = (&listed[0]["claimed"], host.addresses(0)[0].to_string());
-    assert_eq!((&claimed["uid"], listed.len()), (&"c".into(), 3));
+    assert_eq!(claimed["uid"], "c");
+    // Of each claim a line for each of its pods.
+    let pods: Vec<_> = listed.iter().map(|it| it["claimed"]["pod"].as_str()).collect();
+    assert_eq!(pods, [Some("p"), Some("q"), Some("q"), None]);
     assert!(claimed["addresses"].as_array().expect("a list").contains(&address.into()));
     assert_eq!(claimed["mac"].as_str().map(str::len), Some(17));
     // It goes while its pods run, also twice; and a pod goes before its claim.
@@ -262,4 +266,106 @@ fn a_claim_opens_each_interface_of_a_pod() {
     assert_eq!(each(&host), [Some(false); 3]);
     assert_eq!(asked(&host, json!({"command": "unclaim", "name": "c"})), done());
     assert_eq!(each(&host), [Some(true); 3]);
+}
+
+/// The introduced interface of a pod goes, and another is there in its place; the other interface
+/// of the pod stays.
+#[test]
+fn an_interface_that_goes_closes_those_that_its_claim_opened() {
+    let mut host = host_or_skip!("claims::an_interface_that_goes", 1);
+    let (_far, _) = far(&host);
+    host.configure(&[UPLINK, "default_policy = \"claimed\""].concat());
+    host.start();
+    let path = host.container(0).netns().path();
+    let add = |end: &str, name: &str| {
+        let veth = ["link", "add", end, "type", "veth", "peer", "name", name, "netns", &path];
+        host.lab.host().ip(&veth).expect("a veth");
+    };
+    let pods = |host: &Host| -> Vec<Value> {
+        let all = asked(host, json!({"command": "claims"})).into_iter();
+        all.filter(|it| it["claimed"].is_object()).map(|it| it["claimed"]["pod"].clone()).collect()
+    };
+    assert_eq!(claim(&host, "c", &["p", "q"], [100, 0]), done());
+    assert_eq!(pods(&host), [Value::Null]);
+    introduce(&host, 0, "p");
+    add("more1", "eth1");
+    eventually("it is open", || is_closed(&host, "more1") == Some(false));
+    assert_eq!(pods(&host), ["p"]);
+    host.lab.host().ip(&["link", "del", "veth0"]).expect("removed");
+    eventually("it is closed", || is_closed(&host, "more1") == Some(true));
+    assert_eq!(pods(&host), [Value::Null]);
+    assert_eq!(shares(&host).len(), 0);
+    // One of the same name, which no engine has introduced.
+    add("veth0", "eth0");
+    eventually("it is known, and closed", || is_closed(&host, "veth0") == Some(true));
+    host.kill();
+    host.start();
+    assert_eq!(["veth0", "more1"].map(|end| is_closed(&host, end)), [Some(true); 2]);
+    introduce(&host, 0, "p");
+    assert_eq!(["veth0", "more1"].map(|end| is_closed(&host, end)), [Some(false); 2]);
+    assert_eq!(pods(&host), ["p"]);
+}
+
+/// The lines of a driver that watches.
+struct Watching(OwnedFd);
+
+impl Watching {
+    fn new(host: &Host) -> Self {
+        let socket = connected(host);
+        send(&socket, br#"{"version":1,"command":"watch"}"#, SendFlags::empty()).expect("sent");
+        Self(socket)
+    }
+
+    /// The next line's uplinks.
+    fn uplinks(&self) -> Value {
+        let mut bytes = vec![0; 16 << 10];
+        let (length, _) = recv(&self.0, &mut bytes[..], RecvFlags::empty()).expect("received");
+        let line: Value = serde_json::from_slice(&bytes[..length]).expect("JSON");
+        line["agent"]["uplinks"].clone()
+    }
+
+    fn has_more(&self) -> bool {
+        recv(&self.0, &mut [0_u8; 1][..], RecvFlags::DONTWAIT | RecvFlags::PEEK).is_ok()
+    }
+}
+
+/// More drivers than connections are served at a time.
+#[test]
+fn drivers_hear_of_uplinks_and_pods_alone() {
+    let mut host = host_or_skip!("claims::drivers_hear", 3);
+    let (_far, _) = far(&host);
+    host.configure(UPLINK);
+    host.start();
+    let all: Vec<Watching> = (0..40).map(|_| Watching::new(&host)).collect();
+    let each = |what: &str| {
+        let heard: Vec<Value> = all.iter().map(Watching::uplinks).collect();
+        assert!(heard.iter().all(|it| *it == heard[0]), "{what}: {heard:?}");
+        heard[0].clone()
+    };
+    let sound = json!([{"interface": "up0", "rate": 1_000_000_000}]);
+    assert_eq!(each("at once"), sound);
+    introduce(&host, 0, "p");
+    assert_eq!(each("a pod"), sound);
+    // Another container, a pod again, and a claim.
+    control::introduce(&host.control(), &about(&host, 1)).expect("served");
+    introduce(&host, 0, "p");
+    assert_eq!(claim(&host, "c", &["p"], [100, 0]), done());
+    host.lab.host().ip(&["link", "del", "veth1"]).expect("removed");
+    eventually("it has ended", || {
+        host.status()["containers"].as_array().is_some_and(|it| it.len() == 1)
+    });
+    assert!(!all.iter().any(Watching::has_more));
+    host.lab.host().ip(&["link", "del", "veth0"]).expect("removed");
+    assert_eq!(each("its interface goes"), sound);
+    introduce(&host, 2, "p");
+    assert_eq!(each("it has another"), sound);
+    host.lab.host().ip(&["link", "del", "up0"]).expect("removed");
+    assert!(each("the uplink goes")[0]["fault"].is_string());
+    // They hang up, and others are heard; one that says more is hung up on.
+    drop(all);
+    let odd = Watching::new(&host);
+    assert_eq!(odd.uplinks()[0]["interface"], "up0");
+    send(&odd.0, b"{}", SendFlags::empty()).expect("sent");
+    assert_eq!(recv(&odd.0, &mut [0_u8; 1][..], RecvFlags::empty()).expect("its end").0, 0);
+    assert!(!host.status()["agent"].is_null());
 }

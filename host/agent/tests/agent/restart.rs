@@ -294,3 +294,37 @@ fn links_that_come_and_go_hold_up_neither_a_start_nor_a_release() {
     });
     assert!(host.filter(0).is_none());
 }
+
+/// A disk that is full, as far as the agent sees: a directory is in the place of its new file.
+#[test]
+fn a_state_that_cannot_be_written_stays_whole_and_containers_are_served() {
+    let mut host = host_or_skip!("restart::a_state_that_cannot_be_written", 2);
+    host.start();
+    let mut first = host.asker(0);
+    first.granted(host.addresses(0)[0]);
+    let (before, taken) = (host.state_text(), host.state().with_extension("new"));
+    fs::create_dir(&taken).expect("made");
+    for _ in 0..2 {
+        let mut second = host.asker(1);
+        second.granted(host.addresses(1)[0]);
+        second.kill();
+    }
+    let unwritten = || {
+        let all = host.log().into_iter();
+        all.filter(|it| it.contains("the state cannot be written")).count()
+    };
+    assert_eq!((host.state_text(), unwritten()), (before, 1));
+    // The next agent knows the first by its state, and the second by its program.
+    host.kill();
+    host.start();
+    assert_eq!(host.status()["containers"].as_array().map(Vec::len), Some(2));
+    assert!(host.may_leave(1).contains(&host.addresses(1)[0]));
+    eventually("the first has its port", || host.guarded_rings() == 1);
+    fs::remove_dir(&taken).expect("removed");
+    let mut second = host.asker(1);
+    second.granted(host.addresses(1)[0]);
+    assert_eq!(host.known(), 2);
+    first.kill();
+    second.kill();
+    host.has_ports(0);
+}
