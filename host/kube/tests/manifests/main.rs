@@ -1,5 +1,7 @@
 //! The files of `deploy/kubernetes`: read by the API's types, whole, and consistent with the code.
 
+mod policy;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
