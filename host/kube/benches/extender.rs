@@ -44,8 +44,8 @@ fn all(criterion: &mut Criterion) {
         }
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
-        let assumed = rocinante_kube::ASSUMED_FOR;
-        tokio::spawn(rocinante_kube::extender(api.client(), listener, assumed));
+        let (assumed, lease) = (rocinante_kube::ASSUMED_FOR, rocinante_kube::LEASE_FOR);
+        tokio::spawn(rocinante_kube::extender(api.client(), listener, assumed, lease));
         (api, at)
     });
     let names: Vec<String> = (0..NODES).map(|node| format!("n{node}")).collect();

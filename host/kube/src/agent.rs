@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv,
@@ -16,27 +16,24 @@ use serde_json::Value;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
+use tokio::time::{Instant, timeout, timeout_at};
 
+use crate::look::{Look, SOON};
 use crate::said::Said;
 use crate::sysfs::MEGA;
 
-/// The agent looks at no container for this answer: none is called so, and it says that.
-const ARE_YOU_THERE: &str = r#"{"version":1,"command":"status","name":""}"#;
-/// Its answer begins with the uplinks, and costs the agent a look at each container.
-const STATUS: &str = r#"{"version":1,"command":"status"}"#;
+/// It is answered at once, and whenever uplinks or pods have changed.
+const WATCH: &str = r#"{"version":1,"command":"watch"}"#;
 /// The longest message.
 const BYTES_MAX: usize = 16 << 10;
 /// The longest that an agent may take for a line. One that takes longer serves no container either.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How old the uplinks may be, in times of the health's period, and at most: an operator changes
-/// them seldom.
-const UPLINKS_AGE: (u32, Duration) = (15, Duration::from_secs(30));
 
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Reply {
     Agent(Status),
-    Refused(serde::de::IgnoredAny),
+    Refused { reason: String },
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -65,10 +62,11 @@ enum Answer {
     Done {},
 }
 
-/// A claim that the agent has, and a container of its pods if it knows one.
+/// A claim that the agent has, and a container of its pods: a line for each that it knows.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(crate) struct Claimed {
     pub(crate) uid: String,
+    pub(crate) pod: Option<String>,
     pub(crate) mac: Option<String>,
     #[serde(default)]
     pub(crate) addresses: Vec<IpAddr>,
@@ -80,7 +78,7 @@ pub(crate) async fn commanded(socket: &Path, command: &Value) -> Result<Vec<Clai
     let connection = sent(socket, &command.to_string()).map_err(away)?;
     let mut claims = Vec::new();
     loop {
-        match received(&connection).await.map_err(away)? {
+        match answered(&connection).await.map_err(away)? {
             Answer::Claimed(claim) => claims.push(claim),
             Answer::Refused { reason } => return Err(format!("the agent refuses: {reason}")),
             Answer::Done {} => return Ok(claims),
@@ -88,36 +86,48 @@ pub(crate) async fn commanded(socket: &Path, command: &Value) -> Result<Vec<Clai
     }
 }
 
-/// Asks every `period`, for ever: whether the agent answers, and its uplinks, which stay as they
-/// were while it does not.
+/// Watches the agent for ever: whether it answers, and its uplinks, which stay as they were while
+/// it does not. It asks anew every `period`: an agent that hangs has no news.
 pub(crate) async fn follow(
     socket: PathBuf,
     period: Duration,
     healthy: &watch::Sender<bool>,
+    look: &Look,
     has: impl Fn(&Status),
 ) {
     let mut said = Said::default();
-    let mut read = None::<Instant>;
-    let age = (period * UPLINKS_AGE.0).min(UPLINKS_AGE.1);
-    loop {
-        let was_there = *healthy.borrow();
-        let is_due = read.is_none_or(|at| at.elapsed() >= age);
-        let is_status = is_due || !was_there;
-        let answer = asked(&socket, if is_status { STATUS } else { ARE_YOU_THERE }).await;
-        if is_status && answer.is_ok() {
-            read = Some(Instant::now());
-        }
-        match &answer {
-            Ok(Reply::Agent(status)) => has(status),
-            Ok(Reply::Refused(_)) => {}
-            Err(error) => said.warn(format!("no agent at {}: {error}", socket.display())),
-        }
-        let is_there = answer.is_ok();
-        if is_there {
-            said.info(format!("the agent at {} answers", socket.display()));
-        }
+    let tell = |is_there| {
         healthy.send_if_modified(|it| std::mem::replace(it, is_there) != is_there);
-        tokio::time::sleep(period).await;
+        look.now();
+    };
+    loop {
+        let until = Instant::now() + period;
+        match watched(&socket).await {
+            Ok((connection, status)) => {
+                said.info(format!("the agent at {} answers", socket.display()));
+                has(&status);
+                tell(true);
+                let next = || timeout_at(until, received(&connection));
+                while let Ok(Ok(Reply::Agent(status))) = next().await {
+                    has(&status);
+                    look.now();
+                }
+            }
+            Err(error) => {
+                said.warn(format!("no agent at {}: {error}", socket.display()));
+                tell(false);
+            }
+        }
+        // One that restarts is away for a moment.
+        tokio::time::sleep_until(until.min(Instant::now() + SOON)).await;
+    }
+}
+
+async fn watched(socket: &Path) -> io::Result<(AsyncFd<OwnedFd>, Status)> {
+    let connection = sent(socket, WATCH)?;
+    match answered(&connection).await? {
+        Reply::Agent(status) => Ok((connection, status)),
+        Reply::Refused { reason } => Err(io::Error::other(reason)),
     }
 }
 
@@ -125,10 +135,6 @@ pub(crate) async fn follow(
 pub(crate) fn reservable(status: &Status) -> u64 {
     let shared = status.uplinks.iter().filter(|uplink| uplink.fault.is_none());
     shared.fold(0_u64, |sum, uplink| sum.saturating_add(uplink.rate)) / MEGA
-}
-
-async fn asked(socket: &Path, question: &str) -> io::Result<Reply> {
-    received(&sent(socket, question)?).await
 }
 
 fn sent(socket: &Path, question: &str) -> io::Result<AsyncFd<OwnedFd>> {
@@ -140,13 +146,16 @@ fn sent(socket: &Path, question: &str) -> io::Result<AsyncFd<OwnedFd>> {
     ready(connection)
 }
 
-/// The next line of a reply.
+/// The next line of a reply, of an agent that is about to send it.
+async fn answered<T: DeserializeOwned>(connection: &AsyncFd<OwnedFd>) -> io::Result<T> {
+    timeout(PATIENCE, received(connection)).await?
+}
+
+/// The next line.
 async fn received<T: DeserializeOwned>(connection: &AsyncFd<OwnedFd>) -> io::Result<T> {
     let mut bytes = vec![0; BYTES_MAX];
-    let read = connection
-        .async_io(Interest::READABLE, |it| Ok(recv(it, &mut bytes[..], RecvFlags::empty())?.0));
-    let length =
-        tokio::time::timeout(PATIENCE, read).await.map_err(|_| io::ErrorKind::TimedOut)??;
+    let read = |it: &OwnedFd| Ok(recv(it, &mut bytes[..], RecvFlags::empty())?.0);
+    let length = connection.async_io(Interest::READABLE, read).await?;
     if length == 0 {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it hung up: is this its user?"));
     }
@@ -180,7 +189,7 @@ mod tests {
             assert_eq!(reservable(&status), sum, "{text}");
         }
         let text = r#"{"refused":{"reason":"no container is called \"\""}}"#;
-        assert!(matches!(serde_json::from_str(text), Ok(Reply::Refused(_))));
+        assert!(matches!(serde_json::from_str(text), Ok(Reply::Refused { .. })));
         for text in [r#"{"done":{}}"#, r#"{"container":{}}"#, "{}", "[]", "7", "\"agent\""] {
             assert!(serde_json::from_str::<Reply>(text).is_err(), "{text}");
         }

@@ -8,6 +8,7 @@ use kube::ResourceExt as _;
 use parking_lot::Mutex;
 use rocinante_placement::{Interface, STEPS, demand};
 
+use crate::lease::Lease;
 use crate::ledger::{Ledger, Outcome};
 use crate::objects::{AGAIN, Cluster, Failed, PodKey, PodState as _, REQUIRED};
 use crate::wire::{Arguments, Binding, Bound, Filtered, PodMeta, Priority};
@@ -27,12 +28,18 @@ pub(crate) const REQUEST_TIMES: u32 = 6;
 pub(crate) struct Extender {
     cluster: Cluster,
     ledger: Arc<Mutex<Ledger>>,
+    lease: Arc<Lease>,
     assumed_for: Duration,
 }
 
 impl Extender {
-    pub(crate) fn new(cluster: Cluster, ledger: Arc<Mutex<Ledger>>, assumed_for: Duration) -> Self {
-        Self { cluster, ledger, assumed_for }
+    pub(crate) fn new(
+        cluster: Cluster,
+        ledger: Arc<Mutex<Ledger>>,
+        lease: Arc<Lease>,
+        assumed_for: Duration,
+    ) -> Self {
+        Self { cluster, ledger, lease, assumed_for }
     }
 
     /// Error: the taken rates are not known yet.
@@ -134,6 +141,8 @@ impl Extender {
         if wanted.is_empty() {
             return self.cluster.bind(&key, &node, &[]).await.map_err(failed);
         }
+        // The pod was read before: if another has the lease by then, and has fenced it, this fails.
+        self.lease.held()?;
         let reserved = self.ledger.lock().reserve(&key.uid, &wanted, &node)?;
         let done = self.cluster.bind(&key, &node, &reserved.placed).await;
         let outcome = done.as_ref().err().map_or(Outcome::Done, Failed::outcome);

@@ -23,6 +23,7 @@ use tokio::time::Instant;
 use tonic::transport::Endpoint;
 
 use crate::authority::Renamed;
+use crate::look::Looks;
 use crate::plugin::api::RegisterRequest;
 use crate::plugin::api::device_plugin_server::DevicePluginServer;
 use crate::plugin::api::registration_client::RegistrationClient;
@@ -30,7 +31,7 @@ use crate::plugin::{HCA, Plugin};
 use crate::said::Said;
 
 /// The folder in the kubelet's, its socket there, and the version that is spoken.
-const FOLDER: &str = "device-plugins";
+pub(crate) const FOLDER: &str = "device-plugins";
 const KUBELET: &str = "kubelet.sock";
 const VERSION: &str = "v1beta1";
 
@@ -127,10 +128,10 @@ impl Socket {
         self.identity.is_some() && Identity::of(&self.path()) == self.identity
     }
 
-    /// Whether another plugin has ended since this one listens, and no other is left.
-    async fn is_left_alone(&mut self) -> bool {
-        // The next look sees what this one would.
-        let Ok(_turn) = turn(&self.folder) else { return false };
+    /// Whether another plugin has ended since this one listens, and no other is left. `None`:
+    /// another looks just now.
+    async fn is_left_alone(&mut self) -> Option<bool> {
+        let _turn = turn(&self.folder).ok()?;
         let mut others = Vec::new();
         for slot in (0..SLOTS).filter(|slot| *slot != self.slot) {
             let path = self.folder.join(endpoint(slot));
@@ -143,7 +144,7 @@ impl Socket {
         }
         self.has_lost |= self.others.iter().any(|it| !others.contains(it));
         self.others = others;
-        self.has_lost && self.others.is_empty()
+        Some(self.has_lost && self.others.is_empty())
     }
 }
 
@@ -219,32 +220,35 @@ where
     }
 }
 
-/// Has the kubelet below `root` know the plugin, for ever. It looks every `period`: a kubelet that
-/// starts removes all sockets of its folder.
+/// Has the kubelet below `root` know the plugin, for ever. A kubelet that starts removes all
+/// sockets of its folder. The first pause between two registrations is `soon`.
 ///
 /// Kubelets know a plugin by its resource or by its socket (`runClient`, `PluginConnected` of their
 /// device manager). The former ask the plugin that came last, and stop at the end of any: one that
 /// is left alone may have a stream and be asked nothing. The latter refuse a socket that they have,
 /// and lose sight of it. So the plugin registers without a stream alone, and one that is left alone
 /// ends its stream, and registers at another socket when the kubelet has seen that.
-pub(crate) async fn follow(root: &Path, plugin: &Plugin, period: Duration) {
+pub(crate) async fn follow(root: &Path, plugin: &Plugin, mut looks: Looks, soon: Duration) {
     let folder = root.join(FOLDER);
     let kubelet = folder.join(KUBELET);
     let (mut said, mut cdi_said) = (Said::default(), Said::default());
     let mut socket = None::<Socket>;
     let mut from = 0;
-    let (mut again, mut pause) = (Instant::now(), period);
+    let (mut again, mut pause) = (Instant::now(), soon);
     loop {
+        let mut is_settled = false;
         plugin.say_cdi(&mut cdi_said);
+        let mut is_left_alone = None;
         if let Some(it) = &mut socket {
             let is_there = it.is_there();
-            if !is_there || it.is_left_alone().await {
+            is_left_alone = it.is_left_alone().await;
+            if !is_there || is_left_alone == Some(true) {
                 if is_there {
                     let _ = std::fs::remove_file(it.path());
                 }
                 from = it.slot + 1;
                 socket = None;
-                (again, pause) = (Instant::now() + period, period);
+                (again, pause) = (Instant::now() + soon, soon);
             }
         }
         if socket.is_none() {
@@ -256,9 +260,12 @@ pub(crate) async fn follow(root: &Path, plugin: &Plugin, period: Duration) {
         if let Some(socket) = &socket {
             if !kubelet.exists() {
                 said.warn(format!("no kubelet at {}", kubelet.display()));
-                (again, pause) = (Instant::now(), period);
+                (again, pause) = (Instant::now(), soon);
             } else if plugin.watchers() > 0 {
-                (again, pause) = (Instant::now(), period);
+                // Not before the kubelet has seen the end of the stream.
+                (again, pause) = (Instant::now() + soon, soon);
+                // The end of another plugin is seen at its socket alone.
+                is_settled = is_left_alone.is_some() && socket.others.is_empty();
             } else if Instant::now() >= again {
                 let mut wait = pause;
                 match register(&kubelet, endpoint(socket.slot)).await {
@@ -273,7 +280,7 @@ pub(crate) async fn follow(root: &Path, plugin: &Plugin, period: Duration) {
                 pause = (pause * 2).min(PAUSE_MAX);
             }
         }
-        tokio::time::sleep(period).await;
+        looks.again(is_settled).await;
     }
 }
 

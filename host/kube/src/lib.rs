@@ -15,7 +15,9 @@ mod extender;
 pub mod fuzzing;
 mod http;
 mod kubelet;
+mod lease;
 mod ledger;
+mod look;
 mod objects;
 mod pfs;
 mod plugin;
@@ -39,7 +41,9 @@ use self::dra::Dra;
 use self::dra::state::Store;
 use self::extender::{Extender, REQUEST_TIMES};
 use self::http::Service;
+use self::lease::Lease;
 use self::ledger::Ledger;
+use self::look::{Look, SOON};
 use self::objects::Cluster;
 use self::pfs::Pfs;
 use self::plugin::Plugin;
@@ -48,11 +52,12 @@ use self::publish::{OfNode, Wanted};
 pub use self::dra::DRIVER;
 pub use self::extender::ASSUMED_FOR;
 pub use self::http::BODY_MAX;
+pub use self::lease::LEASE_FOR;
 pub use self::objects::{MBPS, PLACED, REQUIRED, UPLINKS};
 pub use self::plugin::HCA;
 pub use self::sysfs::{Named, UplinkError};
 
-/// How often a node's state is looked at: its uplinks, the agent, the kubelet's folder.
+/// How often a node's uplinks are looked at.
 pub const PERIOD: Duration = Duration::from_secs(2);
 
 /// A client of the API server, by TLS in Rust alone. It repeats no request by itself: a bind that
@@ -69,16 +74,26 @@ pub fn client(mut config: Config) -> Result<Client, kube::Error> {
 
 /// Serves kube-scheduler's verbs below `/scheduler/` for ever, and `/healthz`, which says 503 until
 /// all that is taken was read from the API. After `assumed_for` ([`ASSUMED_FOR`]) the API is asked
-/// whether a pod is bound that the watch has not shown.
-pub async fn extender(client: Client, listener: TcpListener, assumed_for: Duration) {
+/// whether a pod is bound that the watch has not shown. Of several extenders one binds; another
+/// takes its place when that is silent for `lease_for` ([`LEASE_FOR`]). Returns when another has.
+pub async fn extender(
+    client: Client,
+    listener: TcpListener,
+    assumed_for: Duration,
+    lease_for: Duration,
+) {
     let (cluster, ledger) = (Cluster::new(client), Arc::<Mutex<Ledger>>::default());
-    let extender = Extender::new(cluster.clone(), Arc::clone(&ledger), assumed_for);
+    let lease = Arc::new(Lease::new(&cluster, lease_for));
+    let extender =
+        Extender::new(cluster.clone(), Arc::clone(&ledger), Arc::clone(&lease), assumed_for);
     let watched = async {
+        lease.first().await;
         cluster.fence_all(assumed_for * REQUEST_TIMES).await;
         watch::watch(&cluster, &ledger, None).await;
     };
     tokio::select! {
         () = watched => {}
+        () = lease.keep() => {}
         () = http::serve(listener, Service::Extender(extender)) => {}
     }
 }
@@ -132,8 +147,8 @@ pub struct Places {
 }
 
 /// Offers `devices` of [`HCA`] to the kubelet, healthy as long as the agent answers, and keeps the
-/// node's [`MBPS`], or its devices of [`DRIVER`], as the agent's uplinks are, for ever. It looks
-/// every `period` ([`PERIOD`]).
+/// node's [`MBPS`], or its devices of [`DRIVER`], as the agent's uplinks are, for ever. It looks at
+/// all of it at events, and every `period`.
 pub async fn driver(client: Client, places: Places, devices: u32, period: Duration) {
     let Places { node, agent, kubelet, cdi, dra } = places;
     let cluster = Cluster::new(client);
@@ -142,7 +157,12 @@ pub async fn driver(client: Client, places: Places, devices: u32, period: Durati
     let (found, uplinks) = channel(None::<agent::Status>);
     let (seen, of_node) = channel(OfNode::default());
     let (shares, has_shares) = channel(dra.is_some());
-    let plugin = Plugin::new(cdi.clone(), devices, health.clone());
+    let (look, soon) = (Look::new(period), period.min(SOON));
+    let plugin = Plugin::new(cdi.clone(), devices, health.clone(), look.clone());
+    let mut folders = vec![kubelet.join(kubelet::FOLDER)];
+    if dra.is_some() {
+        folders.extend([dra::socket::REGISTRY, dra::socket::PLUGINS].map(|it| kubelet.join(it)));
+    }
     let store = Store::new(kubelet.join(dra::socket::PLUGINS), cdi);
     let driver = Dra::new(cluster.clone(), &node, agent.clone(), store);
     let has = |status: &agent::Status| {
@@ -158,16 +178,17 @@ pub async fn driver(client: Client, places: Places, devices: u32, period: Durati
         let (word, serves) = channel(None);
         let devices = driver.devices(uplinks.clone(), health.clone(), serves);
         tokio::join!(
-            dra::health::judge(health, period, word),
-            dra::socket::follow(&kubelet, &uid, &driver, &devices, period),
-            dra::slices::keep(&driver, uplinks, of_node, is_keeper, has_shares, period),
-            dra::tend::tend(&driver, devices.clone(), keeps, period),
+            dra::health::judge(health, soon, word),
+            dra::socket::follow(&kubelet, &uid, &driver, &devices, look.looks()),
+            dra::slices::keep(&driver, uplinks, of_node, is_keeper, has_shares, look.looks()),
+            dra::tend::tend(&driver, devices.clone(), keeps, look.looks()),
         );
     };
     tokio::select! {
-        () = agent::follow(agent, period, &healthy, has) => {}
-        () = kubelet::follow(&kubelet, &plugin, period) => {}
+        () = agent::follow(agent, period, &healthy, &look, has) => {}
+        () = kubelet::follow(&kubelet, &plugin, look.looks(), soon) => {}
         () = publish::keep(&cluster, &node, wanted, |it| _ = seen.send_replace(it)) => {}
         () = dra => {}
+        () = look.at_files(&folders) => {}
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use kube::Config;
-use rocinante_kube::{ASSUMED_FOR, Named, PERIOD, Places};
+use rocinante_kube::{ASSUMED_FOR, LEASE_FOR, Named, PERIOD, Places};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -32,6 +32,10 @@ enum Command {
         /// Where to listen, such as 127.0.0.1:8888 or :8888, which is all addresses.
         #[arg(long, value_name = "ADDRESS", value_parser = address)]
         listen: SocketAddr,
+        /// Take the place of another extender that is silent for so long, in seconds.
+        #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=300))]
+        #[arg(default_value_t = LEASE_FOR.as_secs())]
+        lease: u64,
     },
     /// Publish this node's uplinks, and say at /getpfs what of them is taken.
     Node {
@@ -71,8 +75,8 @@ enum Command {
         /// The UID of this pod, which names its sockets: two drivers of a node have different ones.
         #[arg(long, env = "POD_UID", value_parser = uid, default_value = "0")]
         pod_uid: String,
-        /// How often to look at the agent and the kubelet, in seconds.
-        #[arg(long, value_name = "SECONDS", value_parser = period, default_value = "2")]
+        /// How often to look at the agent, in seconds, when there are no events.
+        #[arg(long, value_name = "SECONDS", value_parser = period, default_value = "60")]
         period: Duration,
     },
 }
@@ -92,8 +96,8 @@ fn uid(text: &str) -> Result<String, &'static str> {
 
 /// A time that is neither nothing nor for ever.
 fn period(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse().ok().filter(|it| (0.01..=60.0).contains(it));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| "0.01 to 60 seconds".to_owned())
+    let seconds = text.parse().ok().filter(|it| (0.01..=3600.0).contains(it));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "0.01 to 3600 seconds".to_owned())
 }
 
 /// An address with a port, or a port of all addresses.
@@ -129,9 +133,10 @@ async fn run(command: Command) -> Result<(), Box<dyn std::error::Error>> {
     let served = async {
         let client = rocinante_kube::client(Config::infer().await?)?;
         match command {
-            Command::Extender { listen } => {
-                let listener = bound(listen).await?;
-                rocinante_kube::extender(client, listener, ASSUMED_FOR).await;
+            Command::Extender { listen, lease } => {
+                let (listener, lease) = (bound(listen).await?, Duration::from_secs(lease));
+                rocinante_kube::extender(client, listener, ASSUMED_FOR, lease).await;
+                return Err("another extender has the lease".into());
             }
             Command::Node { name, uplink, listen } => {
                 // A wrong name is refused at once; an uplink that goes later is left out.

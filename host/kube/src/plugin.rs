@@ -17,6 +17,7 @@ use self::api::{
     AllocateRequest, AllocateResponse, CdiDevice, ContainerAllocateResponse, Device,
     DevicePluginOptions, Empty, ListAndWatchResponse, Mount,
 };
+use crate::look::Look;
 use crate::said::Said;
 
 /// The kubelet's API. Tests have the other halves of it.
@@ -42,25 +43,31 @@ pub(crate) struct Plugin {
     devices: u32,
     healthy: watch::Receiver<bool>,
     watchers: Arc<AtomicUsize>,
+    look: Look,
 }
 
 /// A stream of the devices' health to a kubelet, counted as long as it is open.
 struct Watcher {
     healthy: watch::Receiver<bool>,
     count: Arc<AtomicUsize>,
+    look: Look,
 }
 
 impl Watcher {
-    fn new(mut healthy: watch::Receiver<bool>, count: Arc<AtomicUsize>) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
+    fn new(plugin: &Plugin) -> Self {
+        let mut healthy = plugin.healthy.clone();
         healthy.mark_changed();
-        Self { healthy, count }
+        let (count, look) = (Arc::clone(&plugin.watchers), plugin.look.clone());
+        count.fetch_add(1, Ordering::Relaxed);
+        look.now();
+        Self { healthy, count, look }
     }
 }
 
 impl Drop for Watcher {
     fn drop(&mut self) {
         self.count.fetch_sub(1, Ordering::Relaxed);
+        self.look.now();
     }
 }
 
@@ -77,8 +84,13 @@ struct CdiEntry {
 }
 
 impl Plugin {
-    pub(crate) fn new(cdi: PathBuf, devices: u32, healthy: watch::Receiver<bool>) -> Self {
-        Self { cdi: cdi.into(), devices, healthy, watchers: Arc::default() }
+    pub(crate) fn new(
+        cdi: PathBuf,
+        devices: u32,
+        healthy: watch::Receiver<bool>,
+        look: Look,
+    ) -> Self {
+        Self { cdi: cdi.into(), devices, healthy, watchers: Arc::default(), look }
     }
 
     /// How many kubelets watch the devices.
@@ -145,7 +157,7 @@ impl DevicePlugin for Plugin {
         _: Request<Empty>,
     ) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let devices = self.devices;
-        let watcher = Watcher::new(self.healthy.clone(), Arc::clone(&self.watchers));
+        let watcher = Watcher::new(self);
         let lists = stream::unfold(watcher, move |mut watcher| async move {
             watcher.healthy.changed().await.ok()?;
             let is_healthy = *watcher.healthy.borrow_and_update();

@@ -4,13 +4,12 @@ mod status;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::core::Object;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-pub(crate) use self::status::{Network, Word};
+pub(crate) use self::status::{Network, State, Word};
 use super::DRIVER;
 use super::quantity::{share, short};
 use crate::objects::Unused;
@@ -38,6 +37,8 @@ pub(crate) type Claim = Object<Unused, ClaimStatus>;
 pub(crate) struct ClaimStatus {
     allocation: Option<Allocation>,
     reserved_for: Option<Vec<Consumer>>,
+    /// As drivers wrote it.
+    devices: Option<Value>,
 }
 
 impl ClaimStatus {
@@ -101,8 +102,6 @@ pub(crate) struct Record {
     #[serde(flatten)]
     parameters: Parameters,
     pub(crate) shares: Vec<Share>,
-    /// When it was prepared first.
-    since: Timestamp,
 }
 
 /// One of its devices.
@@ -278,7 +277,6 @@ impl Record {
             pods: Self::pods(claim),
             parameters,
             shares,
-            since: Timestamp::now(),
         };
         if this.pods.is_empty() {
             return Err("the claim is reserved for no pod".into());
@@ -290,11 +288,6 @@ impl Record {
     fn pods(claim: &Claim) -> BTreeSet<String> {
         let all = claim.status.iter().filter_map(|it| it.reserved_for.as_deref()).flatten();
         all.filter(|it| it.resource == "pods").map(|it| it.uid.clone()).collect()
-    }
-
-    /// As it is now, in the place of the one that was prepared first.
-    pub(crate) fn renewed(self, known: &Self) -> Self {
-        Self { since: known.since, ..self }
     }
 
     fn cdi_name(&self, share: &Share) -> String {

@@ -22,23 +22,30 @@ pub(crate) mod api {
     include!(concat!(env!("OUT_DIR"), "/v1.rs"));
 }
 
-/// The period after which a kubelet that watches gets the same answer again: it takes the health
-/// for unknown after 30 s.
-const AGAIN: Duration = Duration::from_secs(10);
+/// The period after which a kubelet that watches gets the same answer again, and the seconds after
+/// which it would take the health for unknown: those that the answer names. One of v1alpha1 does
+/// not read them, and has 30.
+const AGAIN: Duration = Duration::from_secs(60);
+const VALID: i64 = 150;
+const AGAIN_ALPHA: Duration = Duration::from_secs(10);
 
-/// The agent counts as gone after this number of silent periods: one that restarts, or is busy,
-/// is silent for fewer.
+/// Marks a request of v1alpha1.
+#[derive(Clone)]
+pub(crate) struct Alpha;
+
+/// The agent counts as gone after it has not answered this often: one that restarts, or is busy,
+/// misses fewer.
 const SILENCES: u32 = 5;
 
 /// Tells `serves` whether the agent is there, by whether it answers, until the driver ends. It says
 /// nothing of an agent that was not asked for long enough.
 pub(crate) async fn judge(
     mut is_there: Receiver<bool>,
-    period: Duration,
+    soon: Duration,
     serves: Sender<Option<bool>>,
 ) {
     loop {
-        let answer = tokio::time::timeout(SILENCES * period, is_there.wait_for(|it| *it));
+        let answer = tokio::time::timeout(SILENCES * soon, is_there.wait_for(|it| *it));
         let word = answer.await.is_ok();
         serves.send_if_modified(|it| it.replace(word) != Some(word));
         if is_there.wait_for(|it| *it != word).await.is_err() {
@@ -93,7 +100,7 @@ impl Devices {
                 device: Some(Identifier { pool: self.node.to_string(), device }),
                 health: health.into(),
                 last_updated: since.as_secs().try_into().unwrap_or(i64::MAX),
-                timeout: 0,
+                timeout: VALID,
                 message: fault.unwrap_or_default(),
             }
         };
@@ -101,11 +108,11 @@ impl Devices {
     }
 
     /// Until something has changed, or is to be said again. `None` when the driver ends.
-    async fn changed(&mut self) -> Option<()> {
+    async fn changed(&mut self, again: Duration) -> Option<()> {
         tokio::select! {
             changed = self.uplinks.changed() => changed.ok(),
             changed = self.serves.changed() => changed.ok(),
-            () = tokio::time::sleep(AGAIN) => Some(()),
+            () = tokio::time::sleep(again) => Some(()),
         }
     }
 }
@@ -116,12 +123,14 @@ impl DraResourceHealth for Devices {
 
     async fn node_watch_resources(
         &self,
-        _: Request<WatchRequest>,
+        request: Request<WatchRequest>,
     ) -> Result<Response<Self::NodeWatchResourcesStream>, tonic::Status> {
         let mut devices = self.clone();
         devices.serves.mark_changed();
-        let words = stream::unfold(devices, async |mut devices| {
-            devices.changed().await?;
+        let is_alpha = request.extensions().get::<Alpha>().is_some();
+        let again = if is_alpha { AGAIN_ALPHA } else { AGAIN };
+        let words = stream::unfold(devices, move |mut devices: Self| async move {
+            devices.changed(again).await?;
             Some((Ok(devices.all()), devices))
         });
         Ok(Response::new(words.boxed()))

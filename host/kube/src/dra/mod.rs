@@ -83,9 +83,8 @@ impl Dra {
         let known = state.records.get(uid).cloned();
         let is_new = known.is_none();
         let record = match (known, fresh) {
-            (Some(known), Ok(fresh)) => fresh.renewed(&known),
             (Some(known), Err(_)) => known,
-            (None, fresh) => fresh?,
+            (_, fresh) => fresh?,
         };
         let done = self.apply(&mut state, &record, is_new).await;
         if let Err(why) = &done

@@ -22,6 +22,7 @@ use super::quantity::{LEAST, written};
 use super::state::{Records, Store, make_folder};
 use super::{DRIVER, Dra};
 use crate::agent::{Status, Uplink};
+use crate::look::Looks;
 use crate::objects::{AGAIN, Failed};
 use crate::publish::OfNode;
 use crate::said::Said;
@@ -196,13 +197,13 @@ pub(crate) async fn keep(
     mut node: Receiver<OfNode>,
     is_keeper: Sender<bool>,
     has_shares: impl Fn(bool),
-    period: Duration,
+    mut looks: Looks,
 ) {
     let name = &*dra.node;
     let _lock = loop {
         match keeper(&dra.store) {
             Ok(lock) => break lock,
-            Err(_) => tokio::time::sleep(period).await,
+            Err(_) => looks.again(false).await,
         }
     };
     is_keeper.send_replace(true);
@@ -244,7 +245,7 @@ pub(crate) async fn keep(
             }
             Ok(()) = agent.changed() => {}
             Ok(()) = node.changed() => {}
-            () = tokio::time::sleep(period) => {}
+            () = looks.again(Instant::now() >= next) => {}
         }
         let (Some(status), OfNode { uid: Some(uid), is_extenders }, true) =
             (agent.borrow().clone(), node.borrow().clone(), is_synced && Instant::now() >= next)

@@ -19,11 +19,12 @@ use tonic::{Response, Status};
 use self::api::registration_server::{Registration, RegistrationServer};
 use self::api::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
 use super::api::dra_plugin_server::DraPluginServer;
-use super::health::Devices;
 use super::health::api::dra_resource_health_server::DraResourceHealthServer;
+use super::health::{Alpha, Devices};
 use super::state::make_folder;
 use super::{DRIVER, Dra};
 use crate::kubelet::{IDLE_MAX, Identity, is_taken, served, turn};
+use crate::look::Looks;
 use crate::said::Said;
 
 /// The kubelet's API. Tests have the other half of it.
@@ -33,7 +34,7 @@ pub(crate) mod api {
 }
 
 /// The folders of the kubelet's: that of all registrations, and that of this driver.
-const REGISTRY: &str = "plugins_registry";
+pub(crate) const REGISTRY: &str = "plugins_registry";
 pub(crate) const PLUGINS: &str = "plugins/rocinante.dev";
 
 /// The services, as the kubelet names them, and their paths.
@@ -135,9 +136,8 @@ async fn bound(
     Ok((path, listener))
 }
 
-/// Has the kubelet below `root` know the driver, for ever. It looks every `period` whether both
-/// sockets are there.
-pub(crate) async fn follow(root: &Path, uid: &str, dra: &Dra, devices: &Devices, period: Duration) {
+/// Has the kubelet below `root` know the driver, for ever, as long as both sockets are there.
+pub(crate) async fn follow(root: &Path, uid: &str, dra: &Dra, devices: &Devices, mut looks: Looks) {
     let (registry, folder) = (root.join(REGISTRY), root.join(PLUGINS));
     let mut said = Said::default();
     let (mut calls, mut asked) = (None::<Socket>, None::<Socket>);
@@ -160,10 +160,11 @@ pub(crate) async fn follow(root: &Path, uid: &str, dra: &Dra, devices: &Devices,
             }
             io::Result::Ok(())
         };
-        if let Err(error) = listens.await {
+        let listens = listens.await;
+        if let Err(error) = &listens {
             said.warn(format!("the kubelet does not find {DRIVER} in {}: {error}", root.display()));
         }
-        tokio::time::sleep(period).await;
+        looks.again(listens.is_ok()).await;
     }
 }
 
@@ -187,6 +188,7 @@ fn service(
                 && let Ok(uri) = format!("{newest}{method}").parse::<Uri>()
             {
                 *request.uri_mut() = uri;
+                request.extensions_mut().insert(Alpha);
             }
         }
         let (calls, health) = (calls.clone(), health.clone());

@@ -17,12 +17,15 @@ use tokio::time::Instant;
 use super::Dra;
 use super::claim::{self, Network, Record, claim_of, is_id};
 use super::health::Devices;
-use crate::agent::commanded;
+use crate::agent::{Claimed, commanded};
+use crate::look::Looks;
 use crate::objects::{AGAIN, Failed};
 use crate::said::Said;
 
 /// The longest pause between two attempts.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// A pod whose containers have ended loses its network a little before or after the API says so.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// The API's answer about a claim that is prepared, or has a file of CDI.
 enum Word {
@@ -84,13 +87,12 @@ impl Dra {
                     state.remove(uid).map_err(error)?;
                     wanted.remove(uid);
                 }
-                (Word::Here(record), None) => {
-                    tracing::info!(uid, "the claim is known again");
-                    state.insert(&record).map_err(error)?;
+                (Word::Here(record), known) => {
+                    if known.is_none() {
+                        tracing::info!(uid, "the claim is known again");
+                        state.insert(&record).map_err(error)?;
+                    }
                     wanted.insert(uid.clone(), *record);
-                }
-                (Word::Here(record), Some(known)) => {
-                    wanted.insert(uid.clone(), record.renewed(known));
                 }
             }
         }
@@ -120,8 +122,9 @@ impl Dra {
             return Err("the claim is not reserved for it".into());
         }
         let mut state = self.locked().await?;
-        let Some(known) = state.records.get(&record.uid) else { return Ok(()) };
-        let fresh = fresh.renewed(known);
+        if !state.records.contains_key(&record.uid) {
+            return Ok(());
+        }
         self.apply(&mut state, &fresh, false).await
     }
 }
@@ -140,18 +143,34 @@ fn claims_of(pod: &DynamicObject) -> BTreeSet<String> {
     names.map(str::to_owned).collect()
 }
 
-/// The pods of the node that have claims, by their UIDs: namespace and claims.
-type Pods = BTreeMap<String, (String, BTreeSet<String>)>;
+/// A pod of the node that has claims.
+#[derive(PartialEq)]
+struct OfNode {
+    namespace: String,
+    name: String,
+    claims: BTreeSet<String>,
+    /// It has a network, and is not about to end.
+    runs: bool,
+}
 
-fn pod_is(pods: &mut Pods, pod: &DynamicObject) {
-    let Some(uid) = pod.uid() else { return };
+/// By their UIDs.
+type Pods = BTreeMap<String, OfNode>;
+
+/// Whether that is new.
+fn pod_is(pods: &mut Pods, pod: &DynamicObject) -> bool {
+    let Some(uid) = pod.uid() else { return false };
     let phase = pod.data["status"]["phase"].as_str();
-    match claims_of(pod) {
-        // One that has ended needs no claim, and the claim is reserved for it no more.
-        _ if matches!(phase, Some("Succeeded" | "Failed")) => _ = pods.remove(&uid),
-        none if none.is_empty() => _ = pods.remove(&uid),
-        claims => _ = pods.insert(uid, (pod.namespace().unwrap_or_default(), claims)),
+    let claims = claims_of(pod);
+    // One that has ended needs no claim, and the claim is reserved for it no more.
+    if claims.is_empty() || matches!(phase, Some("Succeeded" | "Failed")) {
+        return pods.remove(&uid).is_some();
     }
+    let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+    let runs = phase == Some("Running") && pod.metadata.deletion_timestamp.is_none();
+    let now = OfNode { namespace, name, claims, runs };
+    let is_new = pods.get(&uid) != Some(&now);
+    pods.insert(uid, now);
+    is_new
 }
 
 /// Something that is tried until it is done, after longer and longer pauses.
@@ -182,6 +201,16 @@ struct Followed {
     reported: BTreeMap<String, claim::Word>,
     reports: BTreeMap<String, Attempts>,
     joins: BTreeMap<String, Attempts>,
+    /// A pod that runs, and has no interface any more that the agent knows; since when.
+    lost: BTreeMap<String, (Instant, String)>,
+}
+
+impl Followed {
+    /// Whether there is nothing to do before the next event.
+    fn is_settled(&self) -> bool {
+        self.reports.values().chain(self.joins.values()).all(|it| it.again.is_none())
+            && self.lost.values().all(|(since, _)| since.elapsed() >= GRACE)
+    }
 }
 
 /// Tends the claims for ever: compares all at the start and when the agent is back, and as the one
@@ -190,18 +219,19 @@ pub(crate) async fn tend(
     dra: &Dra,
     mut devices: Devices,
     mut keeps: Receiver<bool>,
-    period: Duration,
+    mut looks: Looks,
 ) {
     let of_node = watcher::Config::default().fields(&format!("spec.nodeName={}", dra.node));
     let mut events = pin!(watcher(dra.cluster.pod_claims(), of_node).default_backoff());
     let mut watch_said = Said::default();
-    let (mut pods, mut listed) = (Pods::new(), Pods::new());
+    let (mut pods, mut listed) = (None::<Pods>, Pods::new());
     let (mut mends, mut follows) = (Attempts::default(), Attempts::default());
     let mut followed = Followed::default();
-    let mut is_due = true;
+    let (mut is_due, mut is_settled) = (true, false);
     let mut was_healthy = false;
     loop {
         let is_keeper = *keeps.borrow_and_update();
+        let mut is_new = !is_settled;
         tokio::select! {
             biased;
             Some(event) = events.next(), if is_keeper => match event {
@@ -209,22 +239,27 @@ pub(crate) async fn tend(
                     watch_said = Said::default();
                     match event {
                         Event::Init => listed.clear(),
-                        Event::InitApply(pod) => pod_is(&mut listed, &pod),
-                        Event::InitDone => pods = std::mem::take(&mut listed),
-                        Event::Apply(pod) => pod_is(&mut pods, &pod),
-                        Event::Delete(pod) => _ = pods.remove(&pod.uid().unwrap_or_default()),
+                        Event::InitApply(pod) => _ = pod_is(&mut listed, &pod),
+                        Event::InitDone => {
+                            (pods, is_new) = (Some(std::mem::take(&mut listed)), true);
+                        }
+                        Event::Apply(pod) => is_new |= pod_is(pods.get_or_insert_default(), &pod),
+                        Event::Delete(pod) => {
+                            let uid = pod.uid().unwrap_or_default();
+                            is_new |= pods.get_or_insert_default().remove(&uid).is_some();
+                        }
                     }
                 }
                 Err(error) => {
                     watch_said.warn(format!("the watch of pods was interrupted: {error}"));
                 }
             },
-            Ok(()) = devices.is_there.changed() => {}
-            Ok(()) = devices.serves.changed() => {}
-            Ok(()) = devices.uplinks.changed() => {}
-            Ok(()) = keeps.changed() => {}
+            Ok(()) = devices.is_there.changed() => is_new = true,
+            Ok(()) = devices.serves.changed() => is_new = true,
+            Ok(()) = devices.uplinks.changed() => is_new = true,
+            Ok(()) = keeps.changed() => is_new = true,
             () = dra.unsettled.notified() => is_due = true,
-            () = tokio::time::sleep(period) => {}
+            () = looks.again(is_settled) => is_new = true,
         }
         // An agent that was away may have forgotten all.
         let is_healthy = *devices.is_there.borrow_and_update();
@@ -236,9 +271,11 @@ pub(crate) async fn tend(
             is_due = done.is_err();
             mends.done(done);
         }
-        if is_keeper && follows.is_due() {
-            follows.done(follow(dra, &devices, is_healthy.then_some(&pods), &mut followed).await);
+        if is_keeper && is_new && follows.is_due() {
+            let pods = pods.as_ref().filter(|_| is_healthy);
+            follows.done(follow(dra, &devices, pods, &mut followed).await);
         }
+        is_settled = !is_due && follows.again.is_none() && followed.is_settled();
     }
 }
 
@@ -251,14 +288,14 @@ async fn follow(
     followed: &mut Followed,
 ) -> Result<(), String> {
     let records = dra.store.read().map_err(|error| error.to_string())?;
-    let Followed { reported, reports, joins } = followed;
+    let Followed { reported, reports, joins, lost } = followed;
     reported.retain(|uid, _| records.contains_key(uid));
     reports.retain(|uid, _| records.contains_key(uid));
     joins.retain(|uid, _| records.contains_key(uid));
+    lost.retain(|uid, _| records.contains_key(uid));
     for record in records.values() {
-        let is_its = |(namespace, claims): &(String, BTreeSet<String>)| {
-            *namespace == record.namespace && claims.contains(&record.name)
-        };
+        let is_its =
+            |it: &OfNode| it.namespace == record.namespace && it.claims.contains(&record.name);
         let mut of_it = pods.into_iter().flatten().filter(|(_, it)| is_its(it)).map(|(uid, _)| uid);
         if !of_it.any(|uid| is_id(uid) && !record.pods.contains(uid)) {
             joins.remove(&record.uid);
@@ -270,25 +307,56 @@ async fn follow(
             attempts.done(done.map_err(|why| format!("a pod of the claim {}: {why}", record.name)));
         }
     }
-    // The agent is asked as long as a pod has no network.
-    let is_open = |uid: &String| reported.get(uid).is_none_or(|it| it.network.is_none());
-    let mut networks = BTreeMap::new();
-    if pods.is_some() && records.keys().any(is_open) {
+    let mut words = BTreeMap::<String, (Option<Network>, BTreeSet<String>)>::new();
+    if pods.is_some() && !records.is_empty() {
         let list = json!({"version": 1, "command": "claims"});
-        for claimed in commanded(&dra.agent, &list).await? {
-            let network = claimed.mac.map(|mac| Network { mac, addresses: claimed.addresses });
-            networks.insert(claimed.uid, network);
+        for Claimed { uid, pod, mac, addresses } in commanded(&dra.agent, &list).await? {
+            let (network, has) = words.entry(uid).or_default();
+            *network = network.take().or(mac.map(|mac| Network::new(mac, addresses)));
+            has.extend(pod);
         }
     }
     for (uid, record) in &records {
-        let before = reported.get(uid);
-        let known = before.map(|it| it.network.clone());
-        // Without an agent nothing is known of a claim of an earlier driver.
-        let Some(network) = networks.remove(uid).or(known) else { continue };
-        let states = record.states(|it| devices.fault(it), before.map(|it| &*it.states));
-        let word = claim::Word { network, states };
+        let (word, before) = (words.remove(uid), reported.get(uid).cloned());
         let attempts = reports.entry(uid.clone()).or_default();
-        if before == Some(&word) || !attempts.is_due() {
+        // Without an agent nothing is known of a claim of an earlier driver.
+        if word.is_none() && before.is_none() || !attempts.is_due() {
+            continue;
+        }
+        let before = match before {
+            None => match dra.cluster.claim(&record.namespace, &record.name).await {
+                Ok(claim) => record.written(&claim),
+                Err(Failed::Gone) => None,
+                Err(failed) => {
+                    attempts.done(Err(format!("the status of {}: {failed}", record.name)));
+                    break;
+                }
+            },
+            before => before,
+        };
+        let known = before.as_ref().and_then(|it| it.network.clone());
+        let (now, has) = word.map_or((None, None), |(now, has)| (now, Some(has)));
+        let network = now.or(known);
+        // Without the agent's word it is as it was.
+        if let (Some(pods), Some(has)) = (pods, has) {
+            let runs = |it: &&String| pods.get(*it).is_some_and(|it| it.runs) && !has.contains(*it);
+            match record.pods.iter().find(runs).filter(|_| network.is_some()) {
+                Some(pod) => {
+                    let (since, _) = lost.remove(uid).unwrap_or((Instant::now(), String::new()));
+                    let name = &pods[pod].name;
+                    let why = format!("the agent knows no interface of the pod {name} any more");
+                    lost.insert(uid.clone(), (since, why));
+                }
+                None => _ = lost.remove(uid),
+            }
+        }
+        let states_before = before.as_ref().map(|it| &*it.states);
+        let is_faulty = states_before.is_some_and(|it| it.iter().any(claim::State::is_faulty));
+        let lost = lost.get(uid).filter(|(since, _)| is_faulty || since.elapsed() >= GRACE);
+        let fault = |it: &str| devices.fault(it).or(lost.map(|(_, why)| why.clone()));
+        let word = claim::Word { states: record.states(fault, states_before), network };
+        if before.as_ref() == Some(&word) {
+            reported.insert(uid.clone(), word);
             continue;
         }
         match dra.cluster.report(record, &record.status(&word)).await {

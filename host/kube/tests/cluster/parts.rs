@@ -223,7 +223,7 @@ impl Cluster {
     /// The extender, which listens at `port` (0: at any) and is ready.
     pub(crate) async fn extender(&mut self, port: u16) -> Result<Process, String> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rocinante-kube"));
-        command.args(["extender", "--listen", &format!("127.0.0.1:{port}")]);
+        command.args(["extender", "--listen", &format!("127.0.0.1:{port}"), "--lease", "3"]);
         command.env("KUBECONFIG", &self.kubeconfig);
         let mut process = self.begin("extender", &mut command)?;
         let said = until("the extender's address", async || {

@@ -1,4 +1,5 @@
-//! An agent at its control socket, as `docs/agent.md` describes it.
+//! An agent at its control socket, as `docs/agent.md` describes it, with members that a later one
+//! may have.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -33,9 +34,10 @@ struct State {
     pods: Mutex<BTreeMap<String, Value>>,
     /// As one of before claims.
     is_old: AtomicBool,
-    /// Questions that cost a look at each container, and those that do not.
-    statuses: AtomicUsize,
-    probes: AtomicUsize,
+    /// Drivers that began to watch.
+    asked: AtomicUsize,
+    /// What they were not told yet.
+    news: AtomicBool,
 }
 
 /// An agent. It ends with this value, and leaves its socket as one does that is killed.
@@ -63,6 +65,11 @@ impl Agent {
     pub(crate) fn has_uplinks(&self, rates: &[u64]) {
         let uplink = |rate: &u64| json!({"interface": "ens1", "rate": rate * 1_000_000_000});
         *self.state.uplinks.lock() = rates.iter().map(uplink).collect();
+        self.tells();
+    }
+
+    fn tells(&self) {
+        self.state.news.store(true, Ordering::Relaxed);
     }
 
     /// With these claims, as one that has the state of an earlier one.
@@ -89,8 +96,15 @@ impl Agent {
 
     /// A container of a pod is introduced.
     pub(crate) fn has_pod(&self, uid: &str, mac: &str, address: &str) {
-        let network = json!({"mac": mac, "addresses": [address]});
+        let network = json!({"pod": uid, "mac": mac, "addresses": [address]});
         self.state.pods.lock().insert(uid.to_owned(), network);
+        self.tells();
+    }
+
+    /// The interface of a pod goes.
+    pub(crate) fn lacks_pod(&self, uid: &str) {
+        self.state.pods.lock().remove(uid);
+        self.tells();
     }
 
     /// The uplinks, each with a rate in Gbit/s and perhaps a fault.
@@ -103,6 +117,7 @@ impl Agent {
             uplink
         };
         *self.state.uplinks.lock() = uplinks.iter().map(uplink).collect();
+        self.tells();
     }
 
     pub(crate) fn hangs(&self, hangs: bool) {
@@ -113,10 +128,9 @@ impl Agent {
         self.state.raves.store(raves, Ordering::Relaxed);
     }
 
-    /// Questions: those that cost a look at each container, and the others.
-    pub(crate) fn asked(&self) -> (usize, usize) {
-        let of = |count: &AtomicUsize| count.load(Ordering::Relaxed);
-        (of(&self.state.statuses), of(&self.state.probes))
+    /// How often a driver began to watch.
+    pub(crate) fn asked(&self) -> usize {
+        self.state.asked.load(Ordering::Relaxed)
     }
 }
 
@@ -136,8 +150,11 @@ fn is_readable(fd: &OwnedFd, within: Duration) -> bool {
 }
 
 fn serve(listener: &OwnedFd, state: &State) {
-    let mut kept = Vec::new();
+    let (mut kept, mut watching) = (Vec::new(), Vec::new());
     while !state.is_over.load(Ordering::Relaxed) {
+        if state.news.swap(false, Ordering::Relaxed) {
+            watching.retain(|client| sent(client, &status(state)));
+        }
         if !is_readable(listener, Duration::from_millis(5)) {
             continue;
         }
@@ -147,42 +164,47 @@ fn serve(listener: &OwnedFd, state: &State) {
             continue;
         }
         kept.clear();
-        if is_readable(&client, Duration::from_secs(2)) {
-            answer(&client, state);
+        if is_readable(&client, Duration::from_secs(2)) && answer(&client, state) {
+            watching.retain(|client| !is_readable(client, Duration::ZERO));
+            watching.push(client);
         }
     }
 }
 
-fn answer(client: &OwnedFd, state: &State) {
+/// Whether the client was still there.
+fn sent(client: &OwnedFd, line: &str) -> bool {
+    send(client, format!("{line}\n").as_bytes(), SendFlags::NOSIGNAL).is_ok()
+}
+
+fn status(state: &State) -> String {
+    let agent = json!({
+        "version": "0.1.0", "uptime_s": 7, "containers": 0, "ports": 0, "bytes": 0,
+        "uplinks": *state.uplinks.lock(), "later": [{}],
+    });
+    json!({"agent": agent}).to_string()
+}
+
+/// Whether the client watches from now on.
+fn answer(client: &OwnedFd, state: &State) -> bool {
     let mut bytes = vec![0; 16 << 10];
     let length = recv(client, &mut bytes[..], RecvFlags::empty()).map_or(0, |(length, _)| length);
-    let Ok(request) = serde_json::from_slice::<Value>(&bytes[..length]) else { return };
+    let Ok(request) = serde_json::from_slice::<Value>(&bytes[..length]) else { return false };
     assert_eq!(request["version"], 1);
-    let lines = if request["command"] != "status" {
+    let watches = request["command"] == "watch";
+    let lines = if !watches {
         about_claims(&request, state)
     } else if state.raves.load(Ordering::Relaxed) {
         vec![json!("raving").to_string()[1..].to_owned()]
-    } else if let Some(name) = request["name"].as_str() {
-        state.probes.fetch_add(1, Ordering::Relaxed);
-        let reason = format!("no container is called {name:?}");
-        vec![json!({"refused": {"reason": reason}}).to_string(), json!({"done": {}}).to_string()]
     } else {
-        state.statuses.fetch_add(1, Ordering::Relaxed);
-        let agent = json!({
-            "version": "0.1.0", "uptime_s": 7, "containers": 0, "ports": 0, "bytes": 0,
-            "uplinks": *state.uplinks.lock(),
-        });
-        vec![json!({"agent": agent}).to_string(), json!({"done": {}}).to_string()]
+        state.asked.fetch_add(1, Ordering::Relaxed);
+        vec![status(state)]
     };
-    for line in lines {
-        // The client may have gone.
-        let _ = send(client, format!("{line}\n").as_bytes(), SendFlags::NOSIGNAL);
-    }
+    lines.iter().all(|line| sent(client, line)) && watches
 }
 
 /// The answer to a command of a driver, as `host/agent/src/containers/claims.rs` has it.
 fn about_claims(request: &Value, state: &State) -> Vec<String> {
-    let done = json!({"done": {}}).to_string();
+    let done = json!({"done": {"later": 1}}).to_string();
     let refused = |reason: &str| vec![json!({"refused": {"reason": reason}}).to_string()];
     let mut claims = state.claims.lock();
     let command = request["command"].as_str().unwrap();
@@ -205,14 +227,17 @@ fn about_claims(request: &Value, state: &State) -> Vec<String> {
         }
         "claims" => {
             let pods = state.pods.lock();
-            let line = |(uid, claim): (&String, &Value)| {
-                let its = claim["pods"].as_array().unwrap().iter();
-                let network = its.filter_map(|pod| pods.get(pod.as_str().unwrap())).next();
-                let mut claimed = network.cloned().unwrap_or(json!({}));
-                claimed["uid"] = json!(uid);
-                json!({"claimed": claimed}).to_string()
+            let lines = |(uid, claim): (&String, &Value)| {
+                let of_claim = claim["pods"].as_array().unwrap().iter();
+                let its = of_claim.filter_map(|pod| pods.get(pod.as_str().unwrap()));
+                let mut its: Vec<Value> = its.cloned().collect();
+                if its.is_empty() {
+                    its.push(json!({}));
+                }
+                its.iter_mut().for_each(|it| (it["uid"], it["later"]) = (json!(uid), json!({})));
+                its.into_iter().map(|it| json!({"claimed": it}).to_string())
             };
-            claims.iter().map(line).chain([done]).collect()
+            claims.iter().flat_map(lines).chain([done]).collect()
         }
         _ => panic!("{request}"),
     }

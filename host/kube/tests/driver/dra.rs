@@ -454,10 +454,15 @@ async fn pods_that_share_a_claim_are_known() {
     it.api().put_pod("q", "c");
     assert_eq!(it.manager.prepare("q", (UID, "c")).await.unwrap(), first);
     until("the second", async || agent.claims()[UID]["pods"] == json!(["p", "q"])).await;
-    // One that the claim is not reserved for.
-    it.api().put_pod("thief", "c");
-    tokio::time::sleep(PERIOD * 10).await;
-    assert_eq!(agent.claims()[UID]["pods"], json!(["p", "q"]));
+    // One whose claim of that name is another one, and one that the claim is not reserved for.
+    for (namespace, pod, reserved) in
+        [("elsewhere", "other", &["p", "q", "other"][..]), ("default", "thief", &["p", "q"])]
+    {
+        it.api().has_claim("c", UID, reserved);
+        it.api().put_pod_in(namespace, pod, "c");
+        tokio::time::sleep(PERIOD * 10).await;
+        assert_eq!(agent.claims()[UID]["pods"], json!(["p", "q"]), "{pod}");
+    }
     // Another comes, and one has gone, while the agent refuses.
     agent.refuses(Some("not now"));
     it.api().has_claim("c", UID, &["p", "r"]);
@@ -490,9 +495,12 @@ async fn a_pod_that_has_ended_joins_no_claim() {
         let requests = it.api().requests().into_iter();
         requests.filter(|it| it.starts_with("GET") && it.contains("resourceclaims/c")).count()
     };
-    assert_eq!(reads(), 1);
+    // It is prepared, and its status looked at.
+    until("its status", async || it.api().claim("c").unwrap()["status"]["devices"].is_array())
+        .await;
+    assert_eq!(reads(), 2);
     tokio::time::sleep(PERIOD * 30).await;
-    assert_eq!(reads(), 1);
+    assert_eq!(reads(), 2);
 }
 
 #[tokio::test]

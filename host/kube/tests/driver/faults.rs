@@ -104,7 +104,7 @@ async fn a_killed_process_leaves_its_sockets_and_claims_to_the_next_one() {
     it.api().has_claim("c", UID, &["p"]);
     for uid in ["a", "b", "a"] {
         let options = ["--accounting", "dra", "--pod-uid", uid];
-        let process = Process::start_with(&it.node, &options);
+        let process = Process::start_with(&it.node, "0.02", &options);
         let socket = format!("rocinante.dev-{uid}-reg.sock");
         // That of the one before goes.
         until("it is alone", async || it.manager.plugins() == [&*socket]).await;

@@ -2,6 +2,7 @@
 //! `HandleWatchResourcesStream`).
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use hyper::StatusCode;
 use serde_json::{Value, json};
@@ -86,7 +87,7 @@ async fn the_status_of_a_claim_follows_its_uplink() {
         until("its network", async || status(name)["networkData"].is_object()).await;
     }
     let before = [ready("c"), status("d")["networkData"].clone()];
-    tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
+    tokio::time::sleep(Duration::from_millis(1100)).await;
     agent.has(&[("ens1", 10, None), ("ens2", 10, Some("its link is down"))]);
     until("ens2 is down", async || is(&ready("d"), "False", "its link is down")).await;
     assert_eq!(ready("d")["reason"], "Faulty");
@@ -112,4 +113,87 @@ async fn the_status_of_a_claim_follows_its_uplink() {
         until("it is back", async || is(&ready(name), "True", "reserved")).await;
     }
     assert_eq!(status("d")["networkData"], before[1]);
+}
+
+/// A fault that comes, goes and comes again; each time another driver takes over.
+#[tokio::test]
+async fn a_driver_that_takes_over_keeps_the_time_of_a_condition() {
+    let (it, agent, driver) = Shared::running().await;
+    it.api().has_claim("c", UID, &["p"]);
+    it.manager.prepare("p", (UID, "c")).await.unwrap();
+    agent.has_pod("p", "02:00:00:00:00:01", "fd00::7");
+    let device = || it.api().claim("c").unwrap()["status"]["devices"][0].clone();
+    until("its network", async || device()["networkData"].is_object()).await;
+    let mut last = driver;
+    for (nth, (fault, status)) in
+        [(Some("down"), "False"), (None, "True"), (Some("no cable"), "False")]
+            .into_iter()
+            .enumerate()
+    {
+        // The times have whole seconds.
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+        let before = device()["conditions"][0]["lastTransitionTime"].clone();
+        agent.has(&[("ens1", 10, fault)]);
+        until("it is written", async || device()["conditions"][0]["status"] == status).await;
+        let written = device();
+        assert_ne!(written["conditions"][0]["lastTransitionTime"], before, "{nth}");
+        drop(last);
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+        let of_claim = |it: &&String| it.contains("resourceclaims");
+        let asked = || it.api().requests().iter().filter(of_claim).count();
+        let before = asked();
+        last = it.driver(&format!("next-{nth}"));
+        it.registered(1).await;
+        // It reads the claim to mend it, and its status; and writes nothing.
+        until("it looks", async || asked() >= before + 2).await;
+        tokio::time::sleep(crate::PERIOD * 10).await;
+        assert_eq!((asked(), device()), (before + 2, written), "{nth}");
+    }
+    // Another fault is written, and the status is the same.
+    let before = device()["conditions"][0].clone();
+    agent.has(&[("ens1", 10, Some("no such interface"))]);
+    let message = |it: &Value| it["message"].as_str().unwrap().contains("no such interface");
+    until("it is written", async || message(&device()["conditions"][0])).await;
+    assert_eq!(device()["conditions"][0]["lastTransitionTime"], before["lastTransitionTime"]);
+}
+
+/// Two pods on one claim: one that is deleted, and one whose interface goes while it runs.
+#[tokio::test]
+async fn a_pod_that_runs_without_its_interface_is_said() {
+    let (it, agent, driver) = Shared::running().await;
+    it.api().has_claim("c", UID, &["p", "q"]);
+    for pod in ["p", "q"] {
+        it.manager.prepare(pod, (UID, "c")).await.unwrap();
+        it.api().put_pod(pod, "c");
+        it.api().set_phase(pod, "Running");
+        agent.has_pod(pod, "02:00:00:00:00:01", "fd00::7");
+    }
+    let status = || it.api().claim("c").unwrap()["status"]["devices"].clone();
+    let ready = || status()[0]["conditions"][0].clone();
+    until("the network", async || status()[0]["networkData"].is_object()).await;
+    // An end as others.
+    agent.lacks_pod("q");
+    it.api().delete_pod("q");
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!(ready()["status"], "True");
+    it.api().put_pod("q", "c");
+    it.api().set_phase("q", "Running");
+    until("it is said", async || ready()["status"] == "False").await;
+    let written = ready();
+    assert!(
+        written["message"].as_str().unwrap().contains("no interface of the pod q"),
+        "{written}"
+    );
+    // The next driver knows it, and nothing changes while it learns.
+    drop(driver);
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    let writes = || it.api().log().iter().filter(|it| it.kind == "resourceclaims").count();
+    let before = writes();
+    let _driver = it.driver("b");
+    it.registered(1).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!((ready(), writes()), (written, before));
+    // Its interface is made anew.
+    agent.has_pod("q", "02:00:00:00:00:02", "fd00::8");
+    until("it is bound", async || ready()["status"] == "True").await;
 }

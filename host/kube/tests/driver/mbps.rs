@@ -78,7 +78,7 @@ async fn the_mbps_come_when_the_api_is_there_again() {
     node.api.away(true);
     agent.has_uplinks(&[20]);
     node.api.fail_nodes([StatusCode::FORBIDDEN]);
-    until("it is asked", async || agent.asked().1 > 40).await;
+    until("it is asked", async || agent.asked() > 40).await;
     node.api.away(false);
     node.has_mbps(Some("20k")).await;
 }

@@ -119,7 +119,9 @@ impl Api {
 
     pub(crate) fn client(&self) -> kube::Client {
         let url = format!("http://{}", self.address).parse().unwrap();
-        rocinante_kube::client(kube::Config::new(url)).unwrap()
+        let mut config = kube::Config::new(url);
+        config.default_namespace = "rocinante".into();
+        rocinante_kube::client(config).unwrap()
     }
 
     pub(crate) fn add_node(&self, name: &str, uplinks: &str) {
@@ -162,7 +164,7 @@ impl Api {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "test",
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": "rocinante"}}],
             "clusters": [{"name": "test", "cluster": {"server": server}}],
             "users": [{"name": "test", "user": {}}],
         });

@@ -13,11 +13,11 @@ use crate::{Extender, get, until};
 const NODES: [&str; 2] = ["n1", "n2"];
 const G: u64 = 1_000_000_000;
 /// Longer than any test: an assumed pod stays so.
-const LONG: Duration = Duration::from_secs(3600);
+pub(crate) const LONG: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_millis(50);
 
 /// Two nodes of one uplink of 10G.
-async fn cluster() -> Api {
+pub(crate) async fn cluster() -> Api {
     cluster_of(Duration::ZERO).await
 }
 
@@ -34,7 +34,7 @@ fn required(rates: &[u64]) -> String {
     Value::from(rates.iter().map(one).collect::<Vec<_>>()).to_string()
 }
 
-fn pod(api: &Api, name: &str, rates: &[u64]) -> Value {
+pub(crate) fn pod(api: &Api, name: &str, rates: &[u64]) -> Value {
     api.add_pod(name, &required(rates));
     api.pod(name).unwrap()
 }
@@ -50,7 +50,7 @@ async fn fits(api: &Api, extender: &Extender, node: &str, rate: u64) -> bool {
 }
 
 /// That exactly this much is free, in G.
-async fn is_free(api: &Api, extender: &Extender, node: &str, rate: u64) -> bool {
+pub(crate) async fn is_free(api: &Api, extender: &Extender, node: &str, rate: u64) -> bool {
     fits(api, extender, node, rate).await && !fits(api, extender, node, rate + 1).await
 }
 
@@ -214,6 +214,7 @@ async fn an_error_of_the_server_gives_back_only_after_it_was_asked() {
     bind(extender.address, &one, "n1").await.unwrap();
     assert!(is_free(&api, &extender, "n1", 3).await);
 
+    drop(extender);
     let hasty = Extender::ready(&api, SHORT).await;
     api.fail([Fault::Refuses]);
     let two = pod(&api, "two", &[2]);

@@ -3,6 +3,7 @@
 mod api;
 mod audit;
 mod binds;
+mod lease;
 mod node;
 mod process;
 mod requests;
@@ -21,6 +22,9 @@ use self::api::Api;
 /// The bound of events that have to happen, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How long an extender may be silent.
+const LEASE: Duration = Duration::from_secs(4);
+
 /// An extender in this process. It ends with this value.
 struct Extender {
     address: SocketAddr,
@@ -38,7 +42,7 @@ impl Extender {
     async fn start(api: &Api, assumed_for: Duration) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let served = rocinante_kube::extender(api.client(), listener, assumed_for);
+        let served = rocinante_kube::extender(api.client(), listener, assumed_for, LEASE);
         Self { address, task: tokio::spawn(served) }
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use hyper::{Method, StatusCode};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use serde::Serialize;
@@ -15,6 +16,8 @@ use super::{Answer, Api, Inner, PODS, json_answer, key, status};
 const SLICES: &str = "resourceslices";
 const CLAIMS: &str = "resourceclaims";
 const EVENTS: &str = "events";
+const LEASES: &str = "leases";
+const LEASE: &str = "rocinante-extender";
 
 /// An object is as it was read: it has no field that the API does not know.
 fn is_valid<T: DeserializeOwned + Serialize>(object: &Value) -> Result<(), String> {
@@ -109,13 +112,17 @@ impl Api {
 
     /// A pod of the node `n1` with a claim.
     pub(crate) fn put_pod(&self, uid: &str, claim: &str) {
+        self.put_pod_in("default", uid, claim);
+    }
+
+    pub(crate) fn put_pod_in(&self, namespace: &str, uid: &str, claim: &str) {
         let claims = json!([{"name": "rdma", "resourceClaimName": claim}]);
         let pod = json!({
-            "metadata": {"name": uid, "namespace": "default", "uid": uid},
+            "metadata": {"name": uid, "namespace": namespace, "uid": uid},
             "spec": {"nodeName": "n1", "resourceClaims": claims},
             "status": {},
         });
-        self.put(PODS, &key(uid), pod);
+        self.put(PODS, &format!("{namespace}/{uid}"), pod);
     }
 
     pub(super) fn resource(
@@ -149,6 +156,11 @@ impl Api {
                 assert!(is_apply, "{query:?}");
                 self.applied(&format!("{space}/{name}"), &sent)
             }
+            (&Method::GET, ["namespaces", "rocinante", LEASES, name]) => self.got(LEASES, name),
+            (&Method::POST, ["namespaces", "rocinante", LEASES]) => self.lease_written(sent, None),
+            (&Method::PUT, ["namespaces", "rocinante", LEASES, name]) => {
+                self.lease_written(sent, Some(name))
+            }
             (&Method::POST, ["namespaces", "default", "events"]) => {
                 if let Err(why) = is_valid::<Event>(&sent) {
                     return status(StatusCode::UNPROCESSABLE_ENTITY, &why);
@@ -158,6 +170,32 @@ impl Api {
             }
             _ => status(StatusCode::NOT_FOUND, "no such path"),
         }
+    }
+
+    pub(crate) fn lease(&self) -> Option<Value> {
+        self.inner.lock().get(LEASES, LEASE).cloned()
+    }
+
+    /// As another process.
+    pub(crate) fn put_lease(&self, lease: Value) {
+        self.put(LEASES, LEASE, lease);
+    }
+
+    fn lease_written(&self, lease: Value, name: Option<&str>) -> Answer {
+        if let Err(why) = is_valid::<Lease>(&lease) {
+            return status(StatusCode::UNPROCESSABLE_ENTITY, &why);
+        }
+        let mut inner = self.inner.lock();
+        let version = |it: &Value| it["metadata"]["resourceVersion"].clone();
+        let is_its = match (inner.get(LEASES, LEASE), name) {
+            (old, None) => old.is_none(),
+            (old, Some(_)) => old.is_some_and(|old| version(old) == version(&lease)),
+        };
+        if !is_its {
+            return status(StatusCode::CONFLICT, "the object has been modified");
+        }
+        self.write(&mut inner, LEASES, LEASE, Some(lease));
+        json_answer(StatusCode::OK, inner.get(LEASES, LEASE).unwrap())
     }
 
     fn slice_written(&self, mut slice: Value, name: Option<&str>) -> Answer {

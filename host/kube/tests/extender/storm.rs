@@ -251,12 +251,14 @@ async fn the_same_storm_makes_a_stateless_extender_promise_too_much() {
     assert!(audit.over > 0 && audit.worst >= G, "{audit:?}");
 }
 
+const EXTENDER: [&str; 5] = ["extender", "--listen", "127.0.0.1:0", "--lease", "1"];
+
 /// The extender is killed in the storm, with binds under way, and another one takes its place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_storm_over_restarts_is_never_promised_more_than_there_is() {
     let seed = fastrand::u64(..);
     let api = cluster().await;
-    let mut process = Process::start(&api, &["extender", "--listen", "127.0.0.1:0"]);
+    let mut process = Process::start(&api, &EXTENDER);
     let at = Arc::new(Mutex::new(process.address));
     let binder = Binder::Extender(Arc::clone(&at));
     let stormy = storm(&api, &binder, seed);
@@ -272,7 +274,7 @@ async fn a_storm_over_restarts_is_never_promised_more_than_there_is() {
                 return (process, restarts);
             }
             process.kill();
-            process = Process::start(&api, &["extender", "--listen", "127.0.0.1:0"]);
+            process = Process::start(&api, &EXTENDER);
             *at.lock() = process.address;
             let address = process.address;
             until("it is ready", async || get(address, "/healthz").await.0 == 200).await;

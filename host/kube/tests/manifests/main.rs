@@ -141,7 +141,11 @@ fn each_file_is_named_and_has_no_field_that_the_api_does_not_know() {
 fn what_a_manifest_refers_to_is_there() {
     let names =
         |kind: &str| of_kind(kind).iter().map(|it| name(it).to_owned()).collect::<BTreeSet<_>>();
-    let (accounts, roles) = (names("ServiceAccount"), names("ClusterRole"));
+    let accounts = names("ServiceAccount");
+    let has = |kind: &Value, role: &str, namespace: &Value| {
+        let is_it = |it: &Value| name(it) == role && it["metadata"]["namespace"] == *namespace;
+        of_kind(kind.as_str().expect("a kind")).iter().any(is_it)
+    };
     let kustomization = &documents(&format!("{}/kustomization.yaml", FOLDERS[0]))[0];
     let maps = kustomization["configMapGenerator"].as_array().expect("a list");
     for (file, object) in objects() {
@@ -152,8 +156,9 @@ fn what_a_manifest_refers_to_is_there() {
         let of_role = &object["roleRef"];
         if let Some(role) = of_role["name"].as_str() {
             let is_own = role.starts_with("rocinante-");
-            let known = if of_role["kind"] == "Role" { names("Role") } else { roles.clone() };
-            assert!(!is_own || known.contains(role), "{role}");
+            // A Role is of its binding's namespace.
+            let in_it = &object["metadata"]["namespace"];
+            assert!(!is_own || has(&of_role["kind"], role, in_it), "{role}");
             let subject = object["subjects"][0]["name"].as_str().expect("a name");
             assert!(accounts.contains(subject), "{subject}");
         }
@@ -198,7 +203,8 @@ fn what_a_manifest_refers_to_is_there() {
 type Use = (&'static str, &'static str, &'static str, &'static str, &'static str, &'static str);
 
 const DRA: &str = "resource.k8s.io";
-const USES: [Use; 24] = [
+const LEASES: &str = "coordination.k8s.io";
+const USES: [Use; 27] = [
     ("driver", DRA, "resourceclaims", "get", "dra/objects.rs", "&claims()).get(name)"),
     ("driver", DRA, "resourceclaims/status", "patch", "dra/objects.rs", "claims.patch_status("),
     // Rights that the server asks for beside the one for the status.
@@ -245,21 +251,40 @@ const USES: [Use; 24] = [
         "create_subresource::<_, Ignored>(\"binding\"",
     ),
     ("extender", "", "nodes", "watch", "watch.rs", "watcher(cluster.nodes()"),
+    ("extender", LEASES, "leases", "get", "lease.rs", "leases.get(NAME)"),
+    ("extender", LEASES, "leases", "create", "lease.rs", "leases.create("),
+    ("extender", LEASES, "leases", "update", "lease.rs", "leases.replace(NAME"),
 ];
+
+/// The one namespace and the one name for which a right is given, if it is not for all.
+fn bounds(resource: &str, verb: &str) -> [&'static str; 2] {
+    match (resource, verb) {
+        ("events", _) => ["default", ""],
+        ("resourceclaims/driver", _) => ["", "rocinante.dev"],
+        // The name of a new object is no part of the request.
+        ("leases", "create") => ["rocinante", ""],
+        ("leases", _) => ["rocinante", "rocinante-extender"],
+        _ => ["", ""],
+    }
+}
 
 /// That they suffice say the scenarios of the other tests, whose API server grants no more.
 #[test]
 fn a_role_has_each_right_that_the_code_uses_and_no_other() {
     let mut used = BTreeSet::new();
+    let right = |role: &str, group: &str, resource: &str, verb: &str| {
+        let [namespace, name] = bounds(resource, verb);
+        [role, group, resource, verb, namespace, name].map(str::to_owned)
+    };
     for (role, group, resource, verb, file, call) in USES {
         let source = read(&format!("host/kube/src/{file}"));
         assert!(source.contains(call), "{file} does not call {call}");
-        used.insert([role, group, resource, verb].map(str::to_owned));
+        used.insert(right(role, group, resource, verb));
     }
     // The extender lists and watches as a node does.
     for resource in ["pods", "nodes"] {
         for verb in ["list", "watch"] {
-            used.insert(["extender", "", resource, verb].map(str::to_owned));
+            used.insert(right("extender", "", resource, verb));
         }
     }
     let mut granted = BTreeSet::new();
@@ -269,7 +294,10 @@ fn a_role_has_each_right_that_the_code_uses_and_no_other() {
                 for resource in texts(&rule["resources"]) {
                     for verb in texts(&rule["verbs"]) {
                         let of = name(role).strip_prefix("rocinante-").expect("ours");
-                        let right = [of, &group, &resource, &verb].map(str::to_owned);
+                        let space = role["metadata"]["namespace"].as_str().unwrap_or_default();
+                        let names = texts(&rule["resourceNames"]).join(" ");
+                        let right =
+                            [of, &group, &resource, &verb, space, &names].map(str::to_owned);
                         assert!(!right.iter().any(|it| it.contains('*')), "{right:?}");
                         assert!(granted.insert(right.clone()), "twice: {right:?}");
                     }

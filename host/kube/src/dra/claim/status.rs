@@ -1,9 +1,12 @@
 //! A claim's `status.devices`.
 
+use std::net::IpAddr;
+
 use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt as _;
 use serde_json::{Map, Value, json};
 
-use super::{ADDRESSES_MAX, Backend, Record, Share};
+use super::{ADDRESSES_MAX, Backend, Claim, Record, Share};
 use crate::dra::DRIVER;
 
 /// A claim's status, as it is written.
@@ -24,16 +27,41 @@ pub(crate) struct State {
 /// The interface of a pod, as the agent knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Network {
-    pub(crate) mac: String,
-    pub(crate) addresses: Vec<std::net::IpAddr>,
+    mac: String,
+    addresses: Vec<IpAddr>,
 }
 
 impl Network {
+    pub(crate) fn new(mac: String, mut addresses: Vec<IpAddr>) -> Self {
+        addresses.truncate(ADDRESSES_MAX);
+        Self { mac, addresses }
+    }
+
     fn data(&self) -> Value {
-        let address =
-            |it: &std::net::IpAddr| format!("{it}/{}", if it.is_ipv4() { 32 } else { 128 });
-        let addresses = self.addresses.iter().take(ADDRESSES_MAX).map(address);
+        let address = |it: &IpAddr| format!("{it}/{}", if it.is_ipv4() { 32 } else { 128 });
+        let addresses = self.addresses.iter().map(address);
         json!({"hardwareAddress": self.mac, "ips": addresses.collect::<Vec<_>>()})
+    }
+
+    fn read(data: &Value) -> Option<Self> {
+        let address = |it: &Value| it.as_str()?.split('/').next()?.parse().ok();
+        let addresses = data["ips"].as_array().into_iter().flatten().filter_map(address);
+        Some(Self::new(data["hardwareAddress"].as_str()?.to_owned(), addresses.collect()))
+    }
+}
+
+impl State {
+    pub(crate) fn is_faulty(&self) -> bool {
+        self.fault.is_some()
+    }
+
+    fn read(entry: &Value) -> Option<Self> {
+        let ready = entry["conditions"].as_array()?.iter().find(|it| it["type"] == "Ready")?;
+        let fault = match ready["status"].as_str()? {
+            "True" => None,
+            _ => Some(ready["message"].as_str()?.to_owned()),
+        };
+        Some(Self { fault, since: ready["lastTransitionTime"].as_str()?.parse().ok()? })
     }
 }
 
@@ -68,6 +96,22 @@ impl Record {
         self.shares.iter().zip(&word.states).map(entry).collect()
     }
 
+    /// The status that a driver has written, if the API's claim has it of each share.
+    pub(crate) fn written(&self, claim: &Claim) -> Option<Word> {
+        let all = claim.status.as_ref()?.devices.as_ref()?.as_array()?;
+        let is_its = |entry: &Value, it: &Share| {
+            let keys = [("driver", DRIVER), ("pool", &it.pool), ("device", &it.device)];
+            keys.iter().all(|(key, value)| entry[key] == *value)
+                && entry["shareID"].as_str() == it.share_id.as_deref()
+        };
+        let entry = |it: &Share| all.iter().find(|entry| is_its(entry, it));
+        let states = self.shares.iter().map(|it| State::read(entry(it)?));
+        let states =
+            states.collect::<Option<_>>().filter(|_| claim.uid().as_ref() == Some(&self.uid))?;
+        let network = self.shares.first().and_then(|it| Network::read(&entry(it)?["networkData"]));
+        Some(Word { network, states })
+    }
+
     /// The states of its shares, after those that were written before.
     pub(crate) fn states(
         &self,
@@ -77,12 +121,8 @@ impl Record {
         let state = |(at, share): (usize, &Share)| {
             let fault = fault(&share.device);
             let before = before.and_then(|it| it.get(at));
-            let since = match before {
-                Some(before) if before.fault.is_some() == fault.is_some() => before.since,
-                None if fault.is_none() => self.since,
-                _ => Timestamp::now(),
-            };
-            State { fault, since }
+            let same = before.filter(|it| it.fault.is_some() == fault.is_some());
+            State { fault, since: same.map_or_else(Timestamp::now, |it| it.since) }
         };
         self.shares.iter().enumerate().map(state).collect()
     }

@@ -1,0 +1,115 @@
+//! The lease by which of several extenders one binds. Another takes over a lease that has not
+//! changed for its whole time, as it sees it itself; the holder trusts its own for two thirds of
+//! that after it asked. So clocks are to run alike, and not to agree.
+
+use std::time::{Duration, SystemTime};
+
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::ResourceExt as _;
+use kube::api::PostParams;
+use kube::core::DynamicObject;
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::objects::{Cluster, Failed, asked, resource_of};
+use crate::said::Said;
+
+const GROUP: &str = "coordination.k8s.io";
+const NAME: &str = "rocinante-extender";
+
+/// How long a holder may be silent before another takes its place.
+pub const LEASE_FOR: Duration = Duration::from_secs(15);
+/// How often the lease is looked at in that time.
+const LOOKS: u32 = 8;
+
+pub(crate) struct Lease {
+    leases: Api<DynamicObject>,
+    holder: String,
+    time: Duration,
+    /// Until when it is trusted, once it was held.
+    until: watch::Sender<Option<Instant>>,
+}
+
+impl Lease {
+    /// That of the client's namespace.
+    pub(crate) fn new(cluster: &Cluster, time: Duration) -> Self {
+        let of = resource_of(GROUP, "Lease", "leases");
+        let leases = Api::default_namespaced_with(cluster.client.clone(), &of);
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let holder = format!("{}_{}_{:x}", host.trim(), std::process::id(), since.as_nanos());
+        Self { leases, holder, time, until: watch::Sender::new(None) }
+    }
+
+    /// Error: this process may not bind now.
+    pub(crate) fn held(&self) -> Result<(), String> {
+        let is_held = self.until.borrow().is_some_and(|until| Instant::now() < until);
+        is_held.then_some(()).ok_or_else(|| format!("the lease {NAME} is not this extender's"))
+    }
+
+    /// Until it is held for the first time.
+    pub(crate) async fn first(&self) {
+        let _ = self.until.subscribe().wait_for(Option::is_some).await;
+    }
+
+    /// Gets the lease, and keeps it until another has it.
+    pub(crate) async fn keep(&self) {
+        let (mut said, mut seen) = (Said::default(), None);
+        loop {
+            let begun = Instant::now();
+            match self.turn(&mut seen).await {
+                Ok(true) => {
+                    said.info(format!("{} has the lease {NAME}", self.holder));
+                    self.until.send_replace(Some(begun + self.time * 2 / 3));
+                }
+                Ok(false) if self.until.borrow().is_some() => return,
+                Ok(false) => said.info(format!("another extender has the lease {NAME}")),
+                Err(failed) => said.warn(format!("the lease {NAME} is not renewed: {failed}")),
+            }
+            tokio::time::sleep(self.time / LOOKS).await;
+        }
+    }
+
+    /// Whether it is held now. `seen` is another's last version, and since when.
+    async fn turn(&self, seen: &mut Option<(String, Instant)>) -> Result<bool, Failed> {
+        let params = PostParams::default();
+        let lease = match asked(self.leases.get(NAME)).await {
+            Err(Failed::Gone) => {
+                return asked(self.leases.create(&params, &self.lease(None)?)).await.map(|_| true);
+            }
+            lease => lease?,
+        };
+        let (spec, version) = (&lease.data["spec"], lease.resource_version().unwrap_or_default());
+        if spec["holderIdentity"] != *self.holder {
+            let its = Duration::from_secs(spec["leaseDurationSeconds"].as_u64().unwrap_or(0));
+            let is_silent = |(last, since): &(String, Instant)| {
+                *last == version && since.elapsed() >= its.max(self.time)
+            };
+            if !seen.as_ref().is_some_and(is_silent) {
+                if seen.as_ref().is_none_or(|(last, _)| *last != version) {
+                    *seen = Some((version, Instant::now()));
+                }
+                return Ok(false);
+            }
+        }
+        let lease = self.lease(Some(&version))?;
+        asked(self.leases.replace(NAME, &params, &lease)).await.map(|_| true)
+    }
+
+    /// Held, in the place of this version.
+    fn lease(&self, version: Option<&str>) -> Result<DynamicObject, Failed> {
+        let lease = json!({
+            "apiVersion": format!("{GROUP}/v1"),
+            "kind": "Lease",
+            "metadata": {"name": NAME, "resourceVersion": version},
+            "spec": {
+                "holderIdentity": self.holder,
+                "leaseDurationSeconds": self.time.as_secs().max(1),
+                "renewTime": format!("{:.6}", Timestamp::now()),
+            },
+        });
+        serde_json::from_value(lease).map_err(|error| Failed::Refused(error.to_string()))
+    }
+}
