@@ -49,11 +49,11 @@ pub struct Args {
     /// are separated by commas
     #[arg(long, value_name = "NAME[=DEVICE]", value_delimiter = ',')]
     device: Vec<String>,
-    /// Let the program's datagrams meet faults, such as loss=2%,reorder=1%,delay=100us,seed=7, or
-    /// those of a schedule in a .toml file
+    /// Let the program's datagrams and devices meet faults, such as
+    /// loss=2%,reorder=1%,delay=100us,seed=7, or those of a schedule in a .toml file
     #[arg(long, value_name = "FAULTS", value_parser = session::fault)]
     fault: Option<String>,
-    /// Append a line of JSON to this file for each datagram that met a fault
+    /// Append a line of JSON to this file for each datagram or call that met a fault
     #[arg(long, value_name = "FILE")]
     fault_log: Option<PathBuf>,
     /// Say on stderr which devices there are, on which backend and why

@@ -5,6 +5,7 @@ mod prepared;
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rocinante_kernel as kernel;
 use rocinante_netdev::AnyPort;
@@ -137,23 +138,23 @@ setters! { OpenOptions:
     /// kernel steers datagrams to the shard of their queue pair as far as it can; the others are
     /// [handed over](crate::stats::DeviceCounters::handed_over).
     shards(count: usize) { wishes.shards = Some(count) }
-    /// Lets the device's datagrams meet faults, as they arrive and as they leave, on any backend
-    /// and without a right. By default the variable
+    /// Lets the device and its datagrams meet faults, as they arrive and as they leave, on any
+    /// backend and without a right. By default the variable
     /// [`FAULT_VARIABLE`](crate::device::FAULT_VARIABLE) says which.
     ///
     /// `words` is a list such as `"loss=2%,reorder=1%,delay=100us,seed=7"`, the path of a schedule
     /// that ends in `.toml`, or `"off"`. Several rules stand between semicolons. `docs/cli.md`
-    /// lists the words, under "Faults". With a seed, chance decides alike of the n-th datagram that
-    /// a rule is for, of one port and direction, at the same address of the device. The order of
-    /// the datagrams may depend on time and threads, and so do rates, full queues, and the
+    /// lists the words, under "Faults". With a seed, chance decides alike of the n-th call, or
+    /// datagram of one port and direction, that a rule is for, at the same address of the device.
+    /// The order of both may depend on time and threads, and so do rates, full queues, and the
     /// beginning and end of a rule. [`DeviceAttr::chosen_because`] has the faults and their
     /// seed, which is random if none is given. Opening fails with [`VerbsError::Invalid`] for words
     /// that make no sense. Only for the device in software.
     ///
     /// [`DeviceAttr::chosen_because`]: crate::device::DeviceAttr::chosen_because
     fault(words: &str) { wishes.fault.words = Some(words.to_owned()) }
-    /// Appends a line of JSON to this file for each decision about a fault: to which datagram, and
-    /// what. By default to the file that
+    /// Appends a line of JSON to this file for each decision about a fault: to which datagram or
+    /// call, and what. By default to the file that
     /// [`FAULT_LOG_VARIABLE`](crate::device::FAULT_LOG_VARIABLE) names, or to none.
     fault_log(path: impl Into<PathBuf>) { wishes.fault.log = Some(path.into()) }
     /// Keeps the background threads on these processors, by their numbers (`sched_setaffinity(2)`):
@@ -287,11 +288,17 @@ impl OpenOptions {
         self.wishes.settle().map(drop)
     }
 
-    /// Whether datagrams meet faults by these words of [`fault`](Self::fault). Error: a line that
+    /// Whether a device meets faults by these words of [`fault`](Self::fault). Error: a line that
     /// says what to change.
     #[doc(hidden)]
     pub fn check_fault(words: &str) -> Result<bool, String> {
         rocinante_soft::faults::plan(words).map(|plan| !plan.is_harmless())
+    }
+
+    /// When each rule of a schedule's text begins. Error: a line that says what to change.
+    #[doc(hidden)]
+    pub fn check_schedule(text: &str) -> Result<Vec<Duration>, String> {
+        rocinante_soft::faults::schedule(text).map(|plan| plan.beginnings().collect())
     }
 
     /// Opens a device over a port that the caller made, such as one of the simulator's. The port

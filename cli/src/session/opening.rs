@@ -34,12 +34,12 @@ pub struct OpenArgs {
     /// variable ROCINANTE_SHARDS, else 1]
     #[arg(long, value_name = "N")]
     pub shards: Option<usize>,
-    /// Let the device's datagrams meet faults, such as loss=2%,reorder=1%,delay=100us,seed=7, or
-    /// those of a schedule in a .toml file [default: the variable ROCINANTE_FAULT, else none]
+    /// Let the device and its datagrams meet faults, such as loss=2%,delay=100us,seed=7, or those
+    /// of a schedule in a .toml file [default: the variable ROCINANTE_FAULT, else none]
     #[arg(long, value_name = "FAULTS", value_parser = fault)]
     pub fault: Option<String>,
-    /// Append a line of JSON to this file for each datagram that met a fault [default: the variable
-    /// ROCINANTE_FAULT_LOG, else none]
+    /// Append a line of JSON to this file for each datagram or call that met a fault [default: the
+    /// variable ROCINANTE_FAULT_LOG, else none]
     #[arg(long, value_name = "FILE")]
     pub fault_log: Option<PathBuf>,
 }

@@ -4,7 +4,7 @@
 //! A datagram that passes stays where it is: the slot of the port behind, or its receive buffer.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path as FilePath;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::choose::any::AnyPort;
 use crate::fault::flight::{Flight, flip};
 use crate::fault::link::{Fate, Loss};
 use crate::fault::log::FaultLog;
-use crate::fault::{CONGESTION, Faults, Plan, PortName, Seen, Side};
+use crate::fault::{CONGESTION, Faults, Plan, PortName, Seen, Side, name_of};
 use crate::kernel::descriptors::{Epoll, Interest};
 use crate::kernel::timer::TimerFd;
 use crate::port::contract::{
@@ -86,12 +86,9 @@ impl FaultyPort {
         log: Option<&FilePath>,
         seal: Seal,
     ) -> io::Result<Self> {
-        let addresses = inner.addresses();
-        // Other than one of IPv6, it is the same after the next start.
-        let device = addresses.iter().find(|address| address.is_ipv4()).or(addresses.first());
-        let device = device.copied().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-        let of = PortName { device, nth };
-        let log = log.map(|path| FaultLog::open(path, plan, seed, of)).transpose()?;
+        let of = PortName { device: name_of(inner.addresses()), nth };
+        let log =
+            log.map(|path| FaultLog::open(path, plan, seed, (of.device, Some(nth)))).transpose()?;
         let (epoll, timer) = (Epoll::new()?, TimerFd::new()?);
         epoll.add(inner.wait_fd(), Interest::Read)?;
         epoll.add(&timer, Interest::Read)?;

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
+use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::link::Loss;
-use super::{Decision, Plan, PortName, Seen};
+use super::{Decision, Plan, Seen};
 use crate::kernel::descriptors::apart;
 
 /// Bytes after which lines are written in the middle of a burst.
@@ -23,7 +24,8 @@ pub(crate) struct FaultLog {
     lines: Vec<u8>,
     /// How long the line about lost ones is, with which `lines` may begin.
     notice: usize,
-    of: PortName,
+    /// The address of its device, and the number of its port; without one, the device itself.
+    of: (IpAddr, Option<usize>),
     pid: u32,
     /// Lost lines that no line in the file names.
     lost: u64,
@@ -34,7 +36,12 @@ pub(crate) struct FaultLog {
 impl FaultLog {
     /// Appends to a file, first what the faults are. Error: the file cannot be made or written, or
     /// it is a pipe without a reader.
-    pub(crate) fn open(path: &Path, plan: &Plan, seed: u64, of: PortName) -> io::Result<Self> {
+    pub(crate) fn open(
+        path: &Path,
+        plan: &Plan,
+        seed: u64,
+        of: (IpAddr, Option<usize>),
+    ) -> io::Result<Self> {
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
         let file = OpenOptions::new().append(true).create(true).custom_flags(flags).open(path)?;
         let file = File::from(apart(file.into()));
@@ -114,7 +121,7 @@ impl FaultLog {
     }
 
     /// Adds a line, after one about those that are lost, if there are any.
-    fn line(&mut self, value: Value) {
+    pub(super) fn line(&mut self, value: Value) {
         if self.lines.is_empty() && self.lost > 0 {
             if self.is_torn {
                 self.lines.push(b'\n');
@@ -127,7 +134,7 @@ impl FaultLog {
 
     /// Adds a line that also says of which port it is.
     fn push(&mut self, mut value: Value) {
-        let Self { of: PortName { device, nth }, pid, lines, .. } = self;
+        let Self { of: (device, nth), pid, lines, .. } = self;
         value["pid"] = json!(pid);
         value["address"] = json!(device);
         value["port"] = json!(nth);

@@ -3,8 +3,10 @@
 //! A [`Plan`] is that of a user: words, or a schedule. `Faults` decides by it, for one port. It
 //! has no clock and no I/O: the same seed, and the same datagrams at the same times, give the same
 //! decisions. By a seed the n-th datagram of a rule draws the same numbers at any time. Rules of a
-//! plan and links of the simulated network share the module `link`.
+//! plan and links of the simulated network share the module `link`. Faults of the device, which are
+//! in the same plan, have [`DeviceFaults`].
 
+mod device;
 pub(crate) mod flight;
 pub(crate) mod link;
 pub(crate) mod log;
@@ -16,10 +18,12 @@ mod words;
 
 use std::fs::OpenOptions;
 use std::io::{self, Read as _};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::time::Duration;
 
+use device::DeviceRule;
+pub use device::{DeviceFaults, Happening, Trouble};
 use link::{Fate, Link, LinkConfig, Loss};
 use rng::Rng;
 
@@ -41,8 +45,21 @@ const SCHEDULE_MAX: u64 = 1 << 20;
 /// The longest error, in characters.
 const LINE_MAX: usize = 400;
 
-/// The opcodes that a word means; none if it means none. The ports know no opcodes.
-pub type Opcodes = fn(&str) -> Vec<u8>;
+/// The numbers that a word means; none if it means none. The ports know neither opcodes nor verbs.
+pub type Names = fn(Word, &str) -> Vec<u8>;
+
+/// The kind of a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Word {
+    /// Opcodes of the BTH.
+    Opcode,
+    /// A call of the device.
+    Verb,
+    /// Operations that complete.
+    Completion,
+    /// The status of a completion that failed.
+    Status,
+}
 
 /// The way of a datagram through a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,6 +98,16 @@ struct Rule {
     lasts: Option<Duration>,
     of: Filter,
     config: LinkConfig,
+    /// A fault of the device.
+    device: Option<DeviceRule>,
+}
+
+impl Rule {
+    /// Whether it holds at this time.
+    fn holds(&self, now: Duration) -> bool {
+        let since = now.checked_sub(self.at);
+        since.is_some_and(|since| self.lasts.is_none_or(|lasts| since < lasts))
+    }
 }
 
 /// The datagrams that a rule is for; an empty list stands for all.
@@ -138,34 +165,49 @@ impl Filter {
 impl Plan {
     /// Reads a user's faults: words such as `loss=2%,delay=100us,seed=7`, the path of a schedule
     /// that ends in `.toml`, or `off`. Error: one line that says what to change.
-    pub fn read(text: &str, opcodes: Opcodes) -> Result<Self, String> {
+    pub fn read(text: &str, names: Names) -> Result<Self, String> {
         let is_file =
             std::path::Path::new(text).extension().is_some_and(|extension| extension == "toml");
         if !is_file {
-            return Self::of_words(text, opcodes);
+            return Self::of_words(text, names);
         }
         let read = || {
             let schedule = read_schedule(text).map_err(|error| error.to_string())?;
-            Self::of_schedule(&schedule, opcodes)
+            Self::of_schedule(&schedule, names)
         };
         let plan = read().map_err(|why| one_line(&format!("the schedule {text}: {why}")))?;
         Ok(Self { text: text.to_owned(), ..plan })
     }
 
     /// Reads words. Error: as [`read`](Self::read).
-    pub fn of_words(text: &str, opcodes: Opcodes) -> Result<Self, String> {
-        words::plan(text, opcodes).map_err(|why| one_line(&why))
+    pub fn of_words(text: &str, names: Names) -> Result<Self, String> {
+        words::plan(text, names).map_err(|why| one_line(&why))
     }
 
     /// Reads the text of a schedule. Error: as [`read`](Self::read).
-    pub fn of_schedule(text: &str, opcodes: Opcodes) -> Result<Self, String> {
-        schedule::plan(text, opcodes).map_err(|why| one_line(&why))
+    pub fn of_schedule(text: &str, names: Names) -> Result<Self, String> {
+        schedule::plan(text, names).map_err(|why| one_line(&why))
+    }
+
+    /// Whether nothing ever happens.
+    #[must_use]
+    pub fn is_harmless(&self) -> bool {
+        self.is_harmless_to_datagrams() && !self.has_device_faults()
     }
 
     /// Whether nothing ever happens to a datagram.
     #[must_use]
-    pub fn is_harmless(&self) -> bool {
+    pub fn is_harmless_to_datagrams(&self) -> bool {
         self.rules.iter().all(|rule| rule.config.is_perfect())
+    }
+
+    fn has_device_faults(&self) -> bool {
+        self.rules.iter().any(|rule| rule.device.as_ref().is_some_and(|it| !it.is_never()))
+    }
+
+    /// When each rule begins.
+    pub fn beginnings(&self) -> impl Iterator<Item = Duration> {
+        self.rules.iter().map(|rule| rule.at)
     }
 }
 
@@ -228,6 +270,14 @@ pub(crate) struct PortName {
     pub(crate) device: IpAddr,
     /// Its number in the device.
     pub(crate) nth: usize,
+}
+
+/// The address by which the faults of a device name it: other than one of IPv6, it is the same
+/// after the next start.
+#[must_use]
+pub fn name_of(addresses: &[IpAddr]) -> IpAddr {
+    let first = addresses.iter().find(|address| address.is_ipv4()).or(addresses.first());
+    first.copied().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
 }
 
 /// The fate of a datagram: its copies, or why there is none.
@@ -303,9 +353,7 @@ impl Faults {
             }
             let Stream { link, seed, count: nth } = &mut streams[seen.side as usize];
             *nth += 1;
-            let since = now.checked_sub(rule.at);
-            let holds = since.is_some_and(|since| rule.lasts.is_none_or(|lasts| since < lasts));
-            if !holds {
+            if !rule.holds(now) {
                 continue;
             }
             link.draw_from(Rng::fork(*seed, &nth.to_le_bytes()));

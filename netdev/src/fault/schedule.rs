@@ -9,7 +9,7 @@ use serde::Deserialize;
 use toml::Value;
 
 use super::words::{Draft, add};
-use super::{Opcodes, Plan, Rule};
+use super::{Names, Plan, Rule};
 
 /// As it is in the file.
 #[derive(Debug, Deserialize)]
@@ -27,10 +27,10 @@ struct Step {
     has_time: bool,
 }
 
-pub(super) fn plan(text: &str, opcodes: Opcodes) -> Result<Plan, String> {
+pub(super) fn plan(text: &str, names: Names) -> Result<Plan, String> {
     let File { seed, fault } = toml::from_str(text).map_err(|error| one_line(&error))?;
     let read = |(index, table): (usize, toml::Table)| {
-        step(table, opcodes).map_err(|why| format!("[[fault]] number {}: {why}", index + 1))
+        step(table, names).map_err(|why| format!("[[fault]] number {}: {why}", index + 1))
     };
     let steps = fault.into_iter().enumerate().map(read).collect::<Result<Vec<Step>, String>>()?;
     if steps.is_empty() {
@@ -50,7 +50,7 @@ fn one_line(error: &toml::de::Error) -> String {
     lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(": ")
 }
 
-fn step(table: toml::Table, opcodes: Opcodes) -> Result<Step, String> {
+fn step(table: toml::Table, names: Names) -> Result<Step, String> {
     let mut draft = Draft::default();
     let (mut name, mut then) = (None, None);
     for (key, value) in table {
@@ -59,7 +59,7 @@ fn step(table: toml::Table, opcodes: Opcodes) -> Result<Step, String> {
             ("then", Value::String(text)) => then = Some(text.clone()),
             ("name" | "then", _) => return Err(format!("{key}: a name between quotes")),
             ("seed", _) => return Err("seed stands before all rules".into()),
-            _ => draft.set(&key, &as_word(&value).ok_or_else(|| wrong(&key))?, opcodes)?,
+            _ => draft.set(&key, &as_word(&value).ok_or_else(|| wrong(&key))?, names)?,
         }
     }
     if draft.is_empty() {

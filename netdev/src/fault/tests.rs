@@ -10,20 +10,26 @@ use serde_json::Value;
 
 use super::link::Loss;
 use super::log::FaultLog;
-use super::{Decision, Faults, Plan, PortName, Seen, Side};
+use super::{Decision, Faults, Plan, PortName, Seen, Side, Word};
 
 const ACK: u8 = 0x11;
 
-fn opcodes(word: &str) -> Vec<u8> {
-    match word {
-        "acknowledge" => vec![ACK],
-        "send" => vec![0, 1, 2],
+/// The numbers of the words that these tests use.
+pub(super) fn names(kind: Word, word: &str) -> Vec<u8> {
+    match (kind, word) {
+        (Word::Opcode, "acknowledge") => vec![ACK],
+        (Word::Opcode, "send") => vec![0, 1, 2],
+        (Word::Verb, "reg_mr") => vec![1],
+        (Word::Verb, "create_qp") => vec![2],
+        (Word::Completion, "send") => vec![1],
+        (Word::Completion, "recv") => vec![10, 11],
+        (Word::Status, "RETRY_EXC_ERR") => vec![12],
         _ => Vec::new(),
     }
 }
 
 fn words(text: &str) -> Result<Plan, String> {
-    Plan::of_words(text, opcodes)
+    Plan::of_words(text, names)
 }
 
 fn peer(last: u8) -> IpAddr {
@@ -172,7 +178,7 @@ fn a_log_that_takes_no_more_says_how_many_lines_it_lost() {
     let path = folder.path().join("pipe");
     assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
     let plan = words("loss=1%").unwrap();
-    let open = || FaultLog::open(&path, &plan, 7, port(1, 3));
+    let open = || FaultLog::open(&path, &plan, 7, (peer(1), Some(3)));
     assert_eq!(open().unwrap_err().raw_os_error(), Some(libc::ENXIO), "no reader");
     let mut reader =
         OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
@@ -319,7 +325,7 @@ fn a_rule_holds_from_its_beginning_to_its_end() {
         delay = "1ms"
         then = "third"
     "#;
-    let plan = Plan::of_schedule(schedule, opcodes).unwrap();
+    let plan = Plan::of_schedule(schedule, names).unwrap();
     assert_eq!(plan.seed, Some(9));
     let mut all = Faults::new(&plan, 9, port(1, 0));
     let found = [0, 999, 1000, 1199, 1200, 1299, 1300, 9000].map(|ms| cut_at(&mut all, ms));
@@ -342,7 +348,7 @@ fn words_and_schedules_say_the_same() {
         [[fault]]
         delay = "0.1ms"
     "#;
-    let (one, other) = (words(text).unwrap(), Plan::of_schedule(table, opcodes).unwrap());
+    let (one, other) = (words(text).unwrap(), Plan::of_schedule(table, names).unwrap());
     assert_eq!((one.seed, &one.rules), (other.seed, &other.rules));
     assert_eq!(one.to_string(), text);
     for off in ["", "off", " off "] {
@@ -406,13 +412,13 @@ fn a_schedule_is_a_file_with_an_end() {
         ("long.toml", "more than 1048576 bytes"),
         ("bytes.toml", "UTF-8"),
     ] {
-        let error = Plan::read(&path(name), opcodes).unwrap_err();
+        let error = Plan::read(&path(name), names).unwrap_err();
         assert!(error.contains(says) && !error.contains('\n'), "{name}: {error}");
     }
     let text = "[[fault]]\nloss = 0.5";
     let longest = text.to_owned() + &"\n".repeat(super::SCHEDULE_MAX as usize - text.len());
     std::fs::write(path("longest.toml"), longest).unwrap();
-    let plan = Plan::read(&path("longest.toml"), opcodes).unwrap();
+    let plan = Plan::read(&path("longest.toml"), names).unwrap();
     assert_eq!(plan.to_string(), path("longest.toml"));
 }
 
@@ -458,7 +464,7 @@ fn each_mistake_has_its_line() {
         let error = words(text).expect_err(text);
         assert!(error.contains(says) && !error.contains('\n'), "{text}: {error}");
     }
-    let table = |text: &str| Plan::of_schedule(text, opcodes);
+    let table = |text: &str| Plan::of_schedule(text, names);
     for (text, says) in [
         ("", "missing field `fault`"),
         ("fault = []", "there is no [[fault]]"),
@@ -496,6 +502,6 @@ fn each_mistake_has_its_line() {
         let error = table(text).expect_err(text);
         assert!(error.contains(says) && !error.contains('\n'), "{text}: {error}");
     }
-    let error = Plan::read("/nowhere/faults.toml", opcodes).unwrap_err();
+    let error = Plan::read("/nowhere/faults.toml", names).unwrap_err();
     assert!(error.contains("the schedule /nowhere/faults.toml: No such file"), "{error}");
 }

@@ -3,8 +3,9 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use super::device::Parts;
 use super::link::Rate;
-use super::{Opcodes, Plan, RULES_MAX, Rule, Side};
+use super::{Names, Plan, RULES_MAX, Rule, Side, Word};
 
 /// Millionths in a whole.
 const MILLION: f64 = 1e6;
@@ -19,9 +20,10 @@ const TIME_MAX: Duration = Duration::from_secs(1_000_000);
 
 /// All words of a rule, for the error of an unknown one.
 const WORDS: &str = "loss, burst, burst_length, every, dup, reorder, reorder_by, corrupt, ecn, \
-                     delay, jitter, rate, queue, mtu, partition, side, peer, qp, opcode, at, for";
+                     delay, jitter, rate, queue, mtu, partition, side, peer, qp, opcode, at, for; \
+                     verb, errno, status, wc, nth, chance, rnr, event, stall";
 
-pub(super) fn plan(text: &str, opcodes: Opcodes) -> Result<Plan, String> {
+pub(super) fn plan(text: &str, names: Names) -> Result<Plan, String> {
     let text = text.trim();
     let mut plan = Plan { seed: None, rules: Vec::new(), text: text.to_owned() };
     if text.is_empty() || text == "off" {
@@ -41,7 +43,7 @@ pub(super) fn plan(text: &str, opcodes: Opcodes) -> Result<Plan, String> {
                     return Err("seed stands twice: all rules have the same".into());
                 }
             } else {
-                draft.set(key, value.unwrap_or(""), opcodes)?;
+                draft.set(key, value.unwrap_or(""), names)?;
             }
         }
         if !draft.is_empty() {
@@ -71,6 +73,7 @@ pub(super) struct Draft {
     burst_length: Option<u32>,
     reorder_by: Option<Duration>,
     queue: Option<u32>,
+    device: Parts,
     has_fault: bool,
 }
 
@@ -96,6 +99,8 @@ impl Draft {
                 return Err(format!("{part} belongs to {whole}, which the rule does not have"));
             }
         }
+        let Self { device, said, rule, .. } = &mut self;
+        device.finish(said, rule)?;
         let config = &mut self.rule.config;
         if config.mark_ppm > 0 && self.rule.of.side == Some(Side::Egress) {
             return Err("ecn marks datagrams that arrive: leave side=egress out".into());
@@ -114,13 +119,14 @@ impl Draft {
 
     /// Takes a word and its value, which is empty for a word without one. Error: it is unknown,
     /// stands twice, or its value makes no sense.
-    pub(super) fn set(&mut self, key: &str, value: &str, opcodes: Opcodes) -> Result<(), String> {
+    pub(super) fn set(&mut self, key: &str, value: &str, names: Names) -> Result<(), String> {
         let bad = |what: &str| Err(format!("{key}={value}: {what}"));
         if self.says(key) {
             return Err(format!("{key} stands twice in a rule"));
         }
-        let Rule { at, lasts, of, config } = &mut self.rule;
+        let Rule { at, lasts, of, config, .. } = &mut self.rule;
         let done = match key {
+            _ if Parts::has(key) => self.device.set(key, value, names),
             "loss" => chance(value).map(|ppm| config.drop_ppm = ppm),
             "burst" => chance(value).map(|ppm| config.burst_ppm = ppm),
             "burst_length" => count(value, 1_000_000).map(|most| self.burst_length = Some(most)),
@@ -146,7 +152,7 @@ impl Draft {
             "qp" => each(value, |qp| number(qp).filter(|qp| *qp < 1 << 24).map(|qp| vec![qp]))
                 .map(|qps| of.qps = qps)
                 .ok_or("numbers of queue pairs, such as 0x11, with + between them"),
-            "opcode" => each(value, |word| opcode(word, opcodes))
+            "opcode" => each(value, |word| opcode(word, names))
                 .map(|opcodes| of.opcodes = opcodes)
                 .ok_or("opcodes, such as 0x11, acknowledge or rdma-write, with + between them"),
             "at" => time(value).map(|time| *at = time),
@@ -160,14 +166,14 @@ impl Draft {
             return bad(what);
         }
         let is_plain = ["side", "peer", "qp", "opcode", "at", "for"].contains(&key);
-        self.has_fault |= !is_plain;
+        self.has_fault |= !is_plain && !Parts::is_part(key);
         self.said.push(key.to_owned());
         Ok(())
     }
 }
 
 /// A probability in parts per million: `2%`, `0.02` or `1e-6`.
-fn chance(value: &str) -> Result<u32, &'static str> {
+pub(super) fn chance(value: &str) -> Result<u32, &'static str> {
     const WHAT: &str = "a chance from 0 to 100%, such as 2%, 0.02 or 1e-6";
     let (number, whole) = match value.strip_suffix('%') {
         Some(percent) => (percent, 100.0),
@@ -247,7 +253,7 @@ fn side(value: &str) -> Result<Option<Side>, &'static str> {
     }
 }
 
-fn flag(value: &str) -> Result<bool, &'static str> {
+pub(super) fn flag(value: &str) -> Result<bool, &'static str> {
     match value {
         "" | "true" | "yes" => Ok(true),
         "false" | "no" => Ok(false),
@@ -255,7 +261,7 @@ fn flag(value: &str) -> Result<bool, &'static str> {
     }
 }
 
-fn number(text: &str) -> Option<u32> {
+pub(super) fn number(text: &str) -> Option<u32> {
     match text.strip_prefix("0x") {
         Some(hex) => u32::from_str_radix(hex, 16).ok(),
         None => text.parse().ok(),
@@ -263,15 +269,15 @@ fn number(text: &str) -> Option<u32> {
 }
 
 /// The opcodes of a number, or of a word.
-fn opcode(word: &str, opcodes: Opcodes) -> Option<Vec<u8>> {
+fn opcode(word: &str, names: Names) -> Option<Vec<u8>> {
     match number(word) {
         Some(number) => u8::try_from(number).ok().map(|number| vec![number]),
-        None => Some(opcodes(word)).filter(|found| !found.is_empty()),
+        None => Some(names(Word::Opcode, word)).filter(|found| !found.is_empty()),
     }
 }
 
 /// The values between the `+` of a list; `None` if one is none.
-fn each<T>(list: &str, read: impl Fn(&str) -> Option<Vec<T>>) -> Option<Vec<T>> {
+pub(super) fn each<T>(list: &str, read: impl Fn(&str) -> Option<Vec<T>>) -> Option<Vec<T>> {
     let values: Option<Vec<Vec<T>>> = list.split('+').map(read).collect();
     Some(values?.into_iter().flatten().collect())
 }

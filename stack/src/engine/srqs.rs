@@ -1,9 +1,13 @@
-//! Calls of an engine for its shared receive queues.
+//! Calls of an engine for its receives: its shared queues, and receives that are not there.
 
 use super::Engine;
+use crate::ingress::Datagram;
+use crate::mem::Memory;
 use crate::qp::post::PostError;
 use crate::srq::{SrqAttr, SrqChange, SrqError, SrqInit};
-use crate::verbs::{RecvWr, SrqId};
+use crate::types::Time;
+use crate::verbs::{Completions, QpState, RecvWr, SrqId};
+use crate::wire::Packet;
 
 /// Shared receive queues. The number of a destroyed queue may be given out again.
 impl Engine {
@@ -44,5 +48,36 @@ impl Engine {
     /// The next shared receive queue that reached its limit (`IBV_EVENT_SRQ_LIMIT_REACHED`).
     pub fn poll_srq_event(&mut self) -> Option<SrqId> {
         self.shared.srqs.events.pop_front()
+    }
+}
+
+impl Engine {
+    /// Takes one datagram, as [`handle_datagram`](Self::handle_datagram) does, while its queue pair
+    /// has no receive to fill: for faults that users ask for. A message that needs one is answered
+    /// as if none was posted.
+    #[cold]
+    pub fn handle_unready<H: Memory + Completions>(
+        &mut self,
+        now: Time,
+        datagram: &Datagram<'_>,
+        host: &mut H,
+    ) {
+        let to = Packet::parse(datagram.bytes).ok().map(|packet| packet.bth().dest_qpn);
+        let slot = to.and_then(|qpn| self.slot(qpn));
+        let mut hidden = (0, None);
+        if let Some(qp) = slot.and_then(|slot| self.qps[slot].as_mut()) {
+            let core = qp.core_mut();
+            hidden = (core.rq.hide(), core.init.srq.take());
+        }
+        self.handle_datagram(now, datagram, host);
+        if let Some(qp) = slot.and_then(|slot| self.qps[slot].as_mut()) {
+            let core = qp.core_mut();
+            core.rq.show(hidden.0);
+            core.init.srq = hidden.1;
+            // It broke, and its receives were not there to be flushed.
+            if core.state == QpState::Err {
+                core.flush(&mut self.shared.srqs, &mut self.shared.events, host);
+            }
+        }
     }
 }

@@ -128,6 +128,16 @@ impl RecvQueue {
         self.wqes[slot] = wqe;
     }
 
+    /// Takes its requests away. Returns what [`show`](Self::show) needs.
+    pub(crate) fn hide(&mut self) -> u64 {
+        std::mem::replace(&mut self.tail, self.head)
+    }
+
+    /// Brings them back.
+    pub(crate) fn show(&mut self, hidden: u64) {
+        self.tail = hidden;
+    }
+
     /// Changes the depth and keeps the requests.
     pub(crate) fn resize(&mut self, depth: u32) {
         let mut resized = Self::new(depth, self.max_sge);

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use super::run::Installed;
 use super::{Done, both, rocinante, run, schema, start};
+use rocinante::OpenOptions;
 use rocinante::device::Backend;
 use rocinante_lab::{Lab, LabConfig};
-use rocinante_netdev::fault::Plan;
 use rocinante_tests::on_each_backend;
 use rocinante_tests::running::Running;
 use serde_json::Value;
@@ -32,7 +32,7 @@ fn log(path: &Path) -> Vec<Value> {
 /// Whether the parser, and the schema, take a schedule.
 fn taken(text: &str) -> [bool; 2] {
     let value: Value = toml::from_str(text).unwrap();
-    let parsed = Plan::of_schedule(text, |_| Vec::new());
+    let parsed = OpenOptions::check_schedule(text);
     [parsed.is_ok(), schema::errors_of("fault", &value).is_empty()]
 }
 
@@ -168,6 +168,74 @@ fn a_schedule_is_as_its_schema_says_and_is_followed() {
     assert!(usual > 400.0, "{}", client.out);
 }
 
+/// Words of the device, in words of a schedule: the parser and the schema take the same.
+#[test]
+fn faults_of_the_device_are_as_their_schema_says() {
+    for (rule, is_right) in [
+        ("verb = \"reg_mr\"", true),
+        ("verb = [\"ibv_create_qp\", \"post_send\"]\nerrno = 12\nnth = 3", true),
+        ("verb = \"reg_mr\"\nerrno = \"EAGAIN\"\nchance = 0.5", true),
+        ("status = \"IBV_WC_RETRY_EXC_ERR\"\nwc = [\"send\", \"recv\"]\nqp = 17", true),
+        ("rnr = \"50%\"\npeer = \"10.0.0.1\"", true),
+        ("event = \"PORT_ERR\"\nat = \"1s\"\nfor = \"1s\"", true),
+        ("event = \"CQ_ERR\"\nnth = \"7\"", true),
+        ("stall = true\nfor = \"1s\"", true),
+        ("verb = \"reg_mr\"\nnth = 0", false),
+        ("verb = \"reg_mr\"\nerrno = 0", false),
+        ("event = \"PORT_ACTIVE\"", false),
+        ("rnr = 2", false),
+        ("stall = 1\nfor = \"1s\"", false),
+    ] {
+        assert_eq!(taken(&format!("[[fault]]\n{rule}")), [is_right; 2], "{rule}");
+    }
+}
+
+#[test]
+fn shards_a_connection_manager_and_ipv6_meet_faults() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("faults.jsonl");
+    let fault = format!("--fault loss=2%,dup=1%,seed=7 --fault-log {}", path.display());
+    let line = format!("perf write-bw --shards 2 -q 4 -n 300 -s 20000 {fault}");
+    let (server, client) = both("perf write-bw --shards 2", &line);
+    server.succeeded();
+    client.succeeded();
+    let lines = log(&path);
+    let lost = |port: u64| {
+        let is = |line: &&Value| line["port"] == port && line["side"] == "egress";
+        lines.iter().filter(is).count()
+    };
+    assert!(lost(0) > 3 && lost(1) > 3, "each shard has its own: {} {}", lost(0), lost(1));
+    let addresses = super::Addresses::new();
+    let (at, from) = (addresses.server, addresses.client);
+    let line = format!("rping -s -a {at} {fault}");
+    let server = Running::start(&mut rocinante(super::words(&line))).that_waits();
+    run(&format!("rping -c -a {at} -I {from} -C 300 -V {fault}")).succeeded();
+    server.finish().succeeded();
+    let lab = Lab::new(&LabConfig { ipv6: true, ..LabConfig::default() }).unwrap();
+    let address = lab.container(1).ipv6().unwrap();
+    let line = format!("pingpong -c --netdev udp --bind {address}");
+    let server = start(lab.container(1), &line).that_waits();
+    let bind = lab.container(0).ipv6().unwrap();
+    let line = format!("pingpong -c -n 500 --netdev udp --bind {bind} {fault} {address}");
+    start(lab.container(0), &line).finish().succeeded();
+    server.finish().succeeded();
+    let of_ipv6 = |line: &&Value| line["peer"] == address.to_string().as_str();
+    assert!(log(&path).iter().filter(of_ipv6).count() > 3);
+}
+
+#[test]
+fn a_device_that_fails_is_named_by_its_errno_and_in_the_log() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("faults.jsonl");
+    let addresses = super::Addresses::new();
+    let fault = format!("--fault verb=create_qp,errno=EMFILE --fault-log {}", path.display());
+    let server = addresses.serve("pingpong");
+    addresses.call(&format!("pingpong {fault}")).failed(1, &["Too many open files"]);
+    drop(server);
+    let last = log(&path).pop().unwrap();
+    assert_eq!((&last["what"], &last["did"][0]), (&"call".into(), &"EMFILE".into()));
+}
+
 #[test]
 fn devices_names_the_variable_if_datagrams_meet_faults() {
     for (words, is_on) in [("loss=1%", true), ("loss=0,delay=0", false), ("off", false)] {
@@ -193,6 +261,8 @@ fn faults_that_make_no_sense_are_refused_with_a_line() {
     for (fault, says) in [
         ("loss=101%", "a chance from 0 to 100%"),
         ("los=1%", "is no word of a fault"),
+        ("verb=ibv_fly", "calls such as reg_mr"),
+        ("stall", "say how long"),
         ("/nowhere/bad.toml", "No such file"),
     ] {
         for command in ["perf write-bw", "pingpong", "rping", "run -- true"] {

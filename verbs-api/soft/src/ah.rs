@@ -7,6 +7,7 @@ use rocinante_netdev::PathSpec;
 use rocinante_stack::verbs::AhId;
 
 use super::charge::Charge;
+use super::faults::Verb;
 use super::{Device, Pd};
 use crate::model::error::VerbsError;
 use crate::model::qp::PeerPath;
@@ -25,6 +26,7 @@ impl Ah {
     pub fn create(pd: &Pd, local: IpAddr, path: &PeerPath) -> Result<Self, VerbsError> {
         pd.admitted()?;
         let device = pd.device.clone();
+        device.called(Verb::CreateAh)?;
         let charge = Charge::object(device.hca())?;
         let mut shards = device.shards.hold_all();
         let spec = spec(local, path, spread(path));

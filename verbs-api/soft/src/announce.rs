@@ -36,6 +36,8 @@ pub struct CqShared {
 struct Ring {
     completions: VecDeque<Cqe>,
     capacity: usize,
+    /// The most completions of a [push](CqShared::push); none where faults decide on each.
+    room: usize,
 }
 
 /// The result of a push.
@@ -45,6 +47,8 @@ pub(crate) enum Pushed {
     All,
     /// Some did not fit; `news` if this is the first overflow.
     Overflow { news: bool },
+    /// None is: faults are to decide on each first.
+    Not,
 }
 
 /// Why no more completions come.
@@ -70,7 +74,11 @@ impl CqShared {
         Self {
             id,
             number: fresh_number(),
-            ring: Mutex::new(Ring { completions: VecDeque::with_capacity(capacity), capacity }),
+            ring: Mutex::new(Ring {
+                completions: VecDeque::with_capacity(capacity),
+                capacity,
+                room: capacity,
+            }),
             armed: AtomicU8::new(DISARMED),
             ended: AtomicU8::new(OPEN),
             channel,
@@ -78,6 +86,12 @@ impl CqShared {
             pollers: Wakers::with_room(4),
             rested: AtomicBool::new(false),
         }
+    }
+
+    /// Faults decide on its completions.
+    pub(super) fn judged(self) -> Self {
+        self.ring.lock().room = 0;
+        self
     }
 
     /// Has a thread woken once that polls, before the next completion can be missed. Returns
@@ -100,11 +114,36 @@ impl CqShared {
 
     /// Appends completions. Adds the tasks that wait for them to `woken`.
     pub(super) fn push(&self, completions: impl Iterator<Item = Cqe>, woken: &mut Woken) -> Pushed {
+        self.push_within(completions, |ring| ring.room, woken)
+    }
+
+    /// Appends completions on which faults have decided; with `overrun`, as if the next did not
+    /// fit.
+    #[cold]
+    pub(super) fn push_judged(
+        &self,
+        completions: &[Cqe],
+        overrun: bool,
+        woken: &mut Woken,
+    ) -> Pushed {
+        let pushed = self.push_within(completions.iter().copied(), |ring| ring.capacity, woken);
+        if overrun && pushed == Pushed::All { self.overrun(woken) } else { pushed }
+    }
+
+    fn push_within(
+        &self,
+        completions: impl Iterator<Item = Cqe>,
+        room: impl Fn(&Ring) -> usize,
+        woken: &mut Woken,
+    ) -> Pushed {
         let mut solicited = false;
         let mut fits = true;
         let mut ring = self.ring.lock();
         for cqe in completions {
-            if ring.completions.len() == ring.capacity {
+            if ring.completions.len() >= room(&ring) {
+                if room(&ring) == 0 {
+                    return Pushed::Not;
+                }
                 fits = false;
                 break;
             }
@@ -113,10 +152,7 @@ impl CqShared {
         }
         drop(ring);
         self.wake_pollers(woken);
-        let news = !fits && self.ended.fetch_max(OVERFLOWED, Ordering::Relaxed) == OPEN;
-        if news {
-            self.announce(woken);
-        }
+        let overflow = if fits { Pushed::All } else { self.overrun(woken) };
         // If a thread armed the queue and then found it empty, it took the lock before this push.
         // That makes its arming visible here.
         match self.armed.load(Ordering::Relaxed) {
@@ -124,7 +160,16 @@ impl CqShared {
             ARMED_SOLICITED if solicited => self.announce(woken),
             _ => {}
         }
-        if fits { Pushed::All } else { Pushed::Overflow { news } }
+        overflow
+    }
+
+    /// A completion is lost.
+    fn overrun(&self, woken: &mut Woken) -> Pushed {
+        let news = self.ended.fetch_max(OVERFLOWED, Ordering::Relaxed) == OPEN;
+        if news {
+            self.announce(woken);
+        }
+        Pushed::Overflow { news }
     }
 
     /// Disarms, and if the queue was armed notifies the channel, or the tasks.
@@ -169,6 +214,7 @@ impl CqShared {
         ring.completions.reserve_exact(capacity - waiting);
         ring.completions.shrink_to(capacity);
         ring.capacity = capacity;
+        ring.room = if ring.room == 0 { 0 } else { capacity };
         Ok(())
     }
 

@@ -12,6 +12,7 @@ use rocinante_stack::verbs::{CqId, Cqe};
 use super::announce::{ChannelShared, CqShared, End};
 use super::charge::Charge;
 use super::events::Owner;
+use super::faults::Verb;
 use super::rivals::{self, EmptyPolls};
 use super::{Device, gone};
 use crate::model::error::VerbsError;
@@ -80,6 +81,7 @@ impl Cq {
         depth: u32,
         channel: Option<&Channel>,
     ) -> Result<Arc<Self>, VerbsError> {
+        device.called(Verb::CreateCq)?;
         let charge = Charge::object(device.hca())?;
         let mut shards = device.shards.hold_all();
         let shard = shards.first();
@@ -90,7 +92,10 @@ impl Cq {
             });
         }
         let events = channel.map(|channel| channel.shared.clone());
-        let id = shard.host.cqs.insert(|id| Arc::new(CqShared::new(id, depth as usize, events)));
+        let id = shard.host.cqs.insert(|id| {
+            let shared = CqShared::new(id, depth as usize, events);
+            Arc::new(if device.judges_completions() { shared.judged() } else { shared })
+        });
         let shared = shard.host.cqs.get(id).expect("just inserted").clone();
         for shard in &mut shards.rest {
             // All shards assign and free numbers in the same order.
@@ -148,6 +153,7 @@ impl Cq {
     }
 
     pub fn resize(&self, depth: u32) -> Result<(), VerbsError> {
+        self.device.called(Verb::ResizeCq)?;
         self.device.shards.send_waiting(self.shards.set.load(Ordering::Relaxed));
         self.shared.resize(depth as usize).map_err(|waiting| {
             VerbsError::Invalid(format!(
@@ -326,6 +332,7 @@ pub struct Channel {
 
 impl Channel {
     pub fn create(device: &Arc<Device>) -> Result<Self, VerbsError> {
+        device.called(Verb::CreateChannel)?;
         let (shared, queues) = (Arc::new(ChannelShared::new()?), Arc::new(Listeners::new()));
         Ok(Self { device: device.clone(), shared, queues, shards: Arc::default() })
     }

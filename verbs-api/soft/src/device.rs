@@ -14,6 +14,7 @@ use rocinante_stack::{Budget, PeerAddress, PeerKind};
 use super::charge::{self, Charge};
 use super::events::{Events, Inbox, Owner};
 use super::exit;
+use super::faults::{DeviceFaults, Verb};
 use super::opens::Claim;
 use super::rivals::{self, EmptyPolls};
 use super::shard::Shard;
@@ -26,6 +27,7 @@ use crate::model::qp::{PeerPath, QpInfo};
 use crate::model::resources::Resources;
 use crate::provider::sync::Mutex;
 use crate::provider::wakers::Wakers;
+use crate::provider::worker::Worker;
 
 pub(super) fn counted(shard: &Shard) -> DeviceCounters {
     DeviceCounters {
@@ -63,7 +65,10 @@ impl Drop for Device {
 
 /// The device itself: all contexts that the process has opened share it.
 pub struct Hca {
+    /// The thread of its faults, which ends before the shards do.
+    _events: Option<Worker>,
     pub shards: Shards,
+    faults: Option<Arc<DeviceFaults>>,
     empty_polls: EmptyPolls,
     /// Its slots, if it shares its addresses with other processes. After the shards, whose ports
     /// have them, too.
@@ -179,6 +184,7 @@ impl Hca {
         name: &str,
         (ports, slots): (Vec<AnyPort>, Option<Arc<Slots>>),
         why: (String, Option<Backend>),
+        faults: Option<Arc<DeviceFaults>>,
         claim: Option<Claim>,
     ) -> Result<Arc<Self>, VerbsError> {
         let Some(first) = ports.first() else {
@@ -197,8 +203,15 @@ impl Hca {
         let claim = claim.map(Arc::new);
         let shards =
             Shards::start(shards, &why.0, own, advertised, (slots.as_ref(), claim.as_ref()))?;
+        let mut events = None;
+        if let Some(faults) = &faults {
+            shards.hold_all().iter_mut().for_each(|shard| shard.meet(faults));
+            events = faults.start(shards.all().cloned().collect())?;
+        }
         let hca = Arc::new(Self {
+            _events: events,
             shards,
+            faults,
             empty_polls: EmptyPolls::default(),
             slots,
             settings: settings.clone(),
@@ -220,6 +233,28 @@ impl Hca {
         });
         exit::watch(&hca);
         Ok(hca)
+    }
+
+    /// The errno of a call, if a fault has it fail.
+    #[inline]
+    pub(super) fn fails(&self, verb: Verb) -> Option<i32> {
+        self.faults.as_ref()?.fails(verb)
+    }
+
+    /// A call is made. Error: a fault has it fail.
+    #[inline]
+    pub(super) fn called(&self, verb: Verb) -> Result<(), VerbsError> {
+        self.fails(verb).map_or(Ok(()), |errno| Err(failed(errno)))
+    }
+
+    /// Whether some of these calls fail.
+    pub(super) fn judges(&self, verb: Verb) -> bool {
+        self.faults.as_ref().is_some_and(|faults| faults.judges(verb))
+    }
+
+    /// Whether completions meet faults.
+    pub(super) fn judges_completions(&self) -> bool {
+        self.faults.as_ref().is_some_and(|faults| faults.judges_completions())
     }
 
     fn events(&self) -> &Events {
@@ -373,6 +408,11 @@ impl Hca {
     }
 }
 
+/// The error of a call that a fault has fail.
+fn failed(errno: i32) -> VerbsError {
+    VerbsError::Io(std::io::Error::from_raw_os_error(errno))
+}
+
 /// The attributes of every device of `shards` shards, on any backend. It knows no persistent
 /// memory.
 pub fn attributes(limits: Limits, shards: usize) -> DeviceAttr {
@@ -475,6 +515,8 @@ pub struct Pd {
     pub(super) device: Arc<Device>,
     pub id: PdId,
     charge: Mutex<Option<Charge>>,
+    /// By a fault: its errno.
+    failed: Option<i32>,
 }
 
 impl Pd {
@@ -488,14 +530,17 @@ impl Pd {
             }
         };
         let charge = Mutex::new(Charge::object(device.hca()).ok());
-        Self { device: device.clone(), id, charge }
+        Self { device: device.clone(), id, charge, failed: device.fails(Verb::AllocPd) }
     }
 
     /// Whether objects may be made in it. One that came when there was no room may find some now.
     ///
     /// # Errors
-    /// The container has as many objects as it may without this one.
+    /// The container has as many objects as it may without this one, or it was not made.
     pub fn admitted(&self) -> Result<(), VerbsError> {
+        if let Some(errno) = self.failed {
+            return Err(failed(errno));
+        }
         let mut charge = self.charge.lock();
         if charge.is_none() {
             *charge = Some(Charge::object(self.device.hca())?);

@@ -1,13 +1,18 @@
-//! Faults that a user asks for: before each port of a device.
+//! Faults that a user asks for: before each port of a device, and of the device itself.
+
+mod device;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use rocinante_netdev::fault::Plan;
-use rocinante_netdev::{AnyPort, PathSpec};
+use rocinante_netdev::fault::{Plan, Word, name_of};
+use rocinante_netdev::{AnyPort, PathSpec, Port as _};
 use rocinante_stack::wire::Opcode;
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 
+pub(super) use self::device::fail;
+pub use self::device::{DeviceFaults, Verb};
 use crate::model::error::VerbsError;
 use crate::provider::random;
 
@@ -60,38 +65,83 @@ impl FaultWish {
 
 /// Reads faults: words, or the path of a schedule. Error: a line that says what to change.
 pub fn plan(text: &str) -> Result<Plan, String> {
-    Plan::read(text, opcodes)
+    Plan::read(text, names)
 }
 
-/// The opcodes whose names have these words: `acknowledge`, `rdma-write`, `RC_SEND_ONLY`.
-pub fn opcodes(words: &str) -> Vec<u8> {
+/// Reads the text of a schedule. Error: as [`plan`].
+pub fn schedule(text: &str) -> Result<Plan, String> {
+    Plan::of_schedule(text, names)
+}
+
+/// The numbers of a word of a plan.
+pub fn names(kind: Word, text: &str) -> Vec<u8> {
+    fn all(found: impl Iterator<Item = (usize, bool)>) -> Vec<u8> {
+        found.filter(|(_, is)| *is).map(|(number, _)| number as u8).collect()
+    }
+    let plain = text.strip_prefix("ibv_").unwrap_or(text);
+    match kind {
+        Word::Opcode => opcodes(text),
+        Word::Verb => {
+            all(device::VERBS.iter().map(|(verb, name)| (*verb as usize, *name == plain)))
+        }
+        Word::Completion => {
+            let has = has_words(text);
+            all(device::KINDS.iter().map(|kind| has(kind.name())).enumerate())
+        }
+        Word::Status => {
+            let plain = text.strip_prefix("IBV_WC_").unwrap_or(text);
+            all(device::STATUSES.iter().map(|status| status.name() == plain).enumerate())
+        }
+    }
+}
+
+/// Whether a name has these words: `acknowledge`, `rdma-write`, `RC_SEND_ONLY`.
+fn has_words(words: &str) -> impl Fn(&str) -> bool {
     let words = format!("_{}_", words.to_ascii_uppercase().replace('-', "_"));
-    let has = |name: &str| format!("_{name}_").contains(&words);
-    let found = Opcode::all().filter(|info| words.len() > 2 && has(info.name));
-    found.map(|info| info.opcode.0).collect()
+    move |name| words.len() > 2 && format!("_{name}_").contains(&words)
+}
+
+/// The opcodes whose names have these words.
+fn opcodes(words: &str) -> Vec<u8> {
+    let has = has_words(words);
+    Opcode::all().filter(|info| has(info.name)).map(|info| info.opcode.0).collect()
+}
+
+/// The ports of a new device, and its faults.
+pub(super) struct Met {
+    pub(super) ports: Vec<AnyPort>,
+    /// The reason for the backend, with the faults.
+    pub(super) why: String,
+    pub(super) of_device: Option<Arc<DeviceFaults>>,
 }
 
 impl Chosen {
-    /// Puts the faults before the ports. Also returns their words, with the seed. Error: no
+    /// Puts the faults before the ports, and adds their words and their seed to `why`. Error: no
     /// descriptor is left, or the log cannot be written.
-    pub(super) fn before(self, ports: Vec<AnyPort>) -> Result<(Vec<AnyPort>, String), VerbsError> {
+    pub(super) fn before(self, ports: Vec<AnyPort>, mut why: String) -> Result<Met, VerbsError> {
         let Self { plan, log } = self;
         let seed = match plan.seed {
             Some(seed) => seed,
             // Of ten digits at most, as users type it again.
             None => u64::from(random::random()?),
         };
-        let with = |(nth, port): (usize, AnyPort)| {
-            port.with_faults((&plan, seed), nth, log.as_deref(), seal).map_err(|error| {
-                let file = log.as_ref().map(|log| format!(" in {}", log.display()));
-                VerbsError::Io(std::io::Error::new(
-                    error.kind(),
-                    format!("the faults{}: {error}", file.unwrap_or_default()),
-                ))
-            })
+        let refused = |error: std::io::Error| {
+            let file = log.as_ref().map(|log| format!(" in {}", log.display()));
+            VerbsError::Io(std::io::Error::new(
+                error.kind(),
+                format!("the faults{}: {error}", file.unwrap_or_default()),
+            ))
         };
+        let device = name_of(ports.first().map_or(&[], |port| port.addresses()));
+        let of_device = DeviceFaults::new((&plan, seed), device, log.as_deref());
+        let with = |(nth, port): (usize, AnyPort)| match plan.is_harmless_to_datagrams() {
+            true => Ok(port),
+            false => port.with_faults((&plan, seed), nth, log.as_deref(), seal).map_err(refused),
+        };
+        let of_device = of_device.map_err(refused)?;
         let ports = ports.into_iter().enumerate().map(with).collect::<Result<_, _>>()?;
-        Ok((ports, format!("{plan}, seed {seed}")))
+        why += &format!("{plan}, seed {seed}");
+        Ok(Met { ports, why, of_device })
     }
 }
 

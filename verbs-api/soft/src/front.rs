@@ -21,6 +21,8 @@ pub(crate) struct QpShared {
     pub(crate) recv_retired: AtomicU64,
     pub(super) state: StateCell,
     rules: SendRules,
+    /// The most sends and receives; none where faults decide on each call.
+    pub(super) most: [u32; 2],
 }
 
 /// The posting side.
@@ -73,8 +75,15 @@ impl QpShared {
             send_retired: AtomicU64::new(0),
             recv_retired: AtomicU64::new(0),
             state: StateCell::default(),
+            most: [rules.caps.max_send_wr, rules.caps.max_recv_wr],
             rules,
         }
+    }
+
+    /// Faults decide on calls that post sends, or receives.
+    pub(super) fn judged(mut self, judged: [bool; 2]) -> Self {
+        self.most.iter_mut().zip(judged).filter(|(_, it)| *it).for_each(|(most, _)| *most = 0);
+        self
     }
 
     pub(crate) fn qpn(&self) -> Qpn {
@@ -112,56 +121,67 @@ impl QpShared {
         &self,
         front: &Front,
         list: &[SendWr<'_>],
+        most: u32,
     ) -> Result<(), PostListError> {
         for (index, wr) in list.iter().enumerate() {
-            self.admits_after(front, index as u64)
+            self.admits_after(front, index as u64, most)
                 .and_then(|()| self.rules.check(wr))
                 .map_err(|error| PostListError { index, error })?;
         }
         Ok(())
     }
 
-    /// Whether the queue takes a send request now. The engine checks the request itself when it is
-    /// posted to it.
-    pub(super) fn admits_send(&self, front: &Front) -> Result<(), PostError> {
-        self.admits_after(front, 0)
+    /// Whether the queue, of `most` requests, takes a send request now. The engine checks the
+    /// request itself when it is posted to it.
+    pub(super) fn admits_send(&self, front: &Front, most: u32) -> Result<(), PostError> {
+        self.admits_after(front, 0, most)
     }
 
     /// The same, for a request that follows `before` others.
     #[inline]
-    fn admits_after(&self, front: &Front, before: u64) -> Result<(), PostError> {
+    fn admits_after(&self, front: &Front, before: u64, most: u32) -> Result<(), PostError> {
         if !self.state.get().takes_sends() {
             return Err(PostError::State);
         }
         let out = front.sends + before - self.send_retired.load(Ordering::Relaxed);
-        if out >= u64::from(self.rules.caps.max_send_wr) {
+        if out >= u64::from(most) {
             return Err(PostError::Full);
         }
         Ok(())
     }
 
     /// The same, and checks the request: it is staged, and reaches the engine after the call.
-    pub(super) fn check_send(&self, front: &Front, wr: &SendWr<'_>) -> Result<(), PostError> {
-        self.admits_send(front)?;
+    pub(super) fn check_send(
+        &self,
+        front: &Front,
+        wr: &SendWr<'_>,
+        most: u32,
+    ) -> Result<(), PostError> {
+        self.admits_send(front, most)?;
         self.rules.check(wr)
     }
 
     /// Whether the queue takes a receive request now, as [`admits_send`](Self::admits_send) says of
     /// send requests.
-    pub(super) fn admits_recv(&self, front: &Front) -> Result<(), PostError> {
+    pub(super) fn admits_recv(&self, front: &Front, most: u32) -> Result<(), PostError> {
         if self.state.get() == QpState::Reset {
             return Err(PostError::State);
         }
         let out = front.recvs - self.recv_retired.load(Ordering::Relaxed);
-        if out >= u64::from(self.rules.caps.max_recv_wr) {
+        if out >= u64::from(most) {
             return Err(PostError::Full);
         }
         Ok(())
     }
 
     /// The same, and checks the request, as [`check_send`](Self::check_send) does.
-    pub(super) fn check_recv(&self, front: &Front, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        self.admits_recv(front)?;
+    pub(super) fn check_recv(
+        &self,
+        front: &Front,
+        wr: &RecvWr<'_>,
+        most: u32,
+    ) -> Result<(), PostError> {
+        self.admits_recv(front, most)?;
         self.rules.caps.check_recv(wr)
     }
 }

@@ -8,11 +8,12 @@ use rocinante_stack::Completions;
 use rocinante_stack::mem::{
     AccessError, Atomic, AtomicOp, Checked, Memory, Read, RegionTable, Write,
 };
-use rocinante_stack::types::Time;
-use rocinante_stack::verbs::{CqId, Cqe, QpState, WcOpcode};
-use rocinante_stack::{Engine, QpAttr};
+use rocinante_stack::types::{Qpn, Time};
+use rocinante_stack::verbs::{CqId, Cqe, QpState, WcOpcode, WcStatus};
+use rocinante_stack::{Datagram, Engine, QpAttr};
 
 use super::announce::{CqShared, Pushed};
+use super::faults::{DeviceFaults, fail};
 use super::front::QpShared;
 use crate::provider::memory::{Range, Summing, faults};
 use crate::provider::trace;
@@ -31,6 +32,8 @@ pub struct Host {
     /// Tasks to wake once the shard is unlocked.
     pub(crate) woken: Woken,
     summing: Summing,
+    /// The faults of its completions and receives.
+    faults: Option<Box<Judge>>,
     /// When it was last made sure that a page that is gone ends no process, and when packets came
     /// or left last.
     watched_at: Time,
@@ -46,6 +49,7 @@ impl Host {
             pending: Vec::with_capacity(PENDING),
             woken: Woken::default(),
             summing: Summing::detect(),
+            faults: None,
             watched_at: Time(0),
             active_at: Time(0),
         }
@@ -67,9 +71,26 @@ impl Host {
         self.active_at = now;
     }
 
-    /// Puts completions into their queues, with one lock per queue and burst. Calls `overflow` for
-    /// each full queue, with whether this is its first overflow.
-    pub(crate) fn deliver(&mut self, mut overflow: impl FnMut(CqId, bool)) {
+    /// Faults decide on completions and receives from now on.
+    pub(super) fn meet(&mut self, faults: &Arc<DeviceFaults>) {
+        self.faults = Some(Box::new(Judge { faults: faults.clone(), broken: Vec::new() }));
+    }
+
+    /// Whether a fault has a packet find no receive.
+    pub(super) fn is_unready(&self, datagram: &Datagram<'_>) -> bool {
+        self.faults.as_ref().is_some_and(|judge| judge.faults.is_unready(datagram))
+    }
+
+    /// Takes the queue pairs to the error state whose completions a fault made errors.
+    #[cold]
+    pub(super) fn break_judged(&mut self, engine: &mut Engine) {
+        let broken = self.faults.as_mut().map(|judge| std::mem::take(&mut judge.broken));
+        self.break_some(broken.unwrap_or_default(), engine);
+    }
+
+    /// Puts completions into their queues, with one lock per queue and burst. Calls `ends` for each
+    /// full queue.
+    pub(crate) fn deliver(&mut self, mut ends: impl FnMut(Ended)) {
         self.pending.iter().for_each(|(_, cqe)| trace::completed(cqe));
         let mut rest = &self.pending[..];
         while let Some((cq, _)) = rest.first() {
@@ -78,7 +99,12 @@ impl Host {
                 let completions = rest[..run].iter().map(|(_, cqe)| *cqe);
                 match shared.push(completions, &mut self.woken) {
                     Pushed::All => {}
-                    Pushed::Overflow { news } => overflow(*cq, news),
+                    Pushed::Overflow { news } => ends(Ended::Queue(*cq, news)),
+                    Pushed::Not => {
+                        if let Some(judge) = &mut self.faults {
+                            judge.push(shared, &rest[..run], &mut self.woken, &mut ends);
+                        }
+                    }
                 }
             }
             rest = &rest[run..];
@@ -89,6 +115,10 @@ impl Host {
     /// Takes every queue pair to the error state.
     pub(crate) fn break_all(&mut self, engine: &mut Engine) {
         let qpns: Vec<_> = self.qps.iter().map(|qp| qp.qpn()).collect();
+        self.break_some(qpns, engine);
+    }
+
+    fn break_some(&mut self, qpns: Vec<Qpn>, engine: &mut Engine) {
         let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
         for qpn in qpns {
             // The change is allowed from every state.
@@ -105,6 +135,59 @@ impl Host {
         self.pending
             .iter()
             .any(|(_, cqe)| matches!(cqe.opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm))
+    }
+}
+
+/// An end that came with completions.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Ended {
+    /// A queue that is full; with whether this is its first overflow.
+    Queue(CqId, bool),
+    /// Queue pairs, by faults.
+    Pairs,
+}
+
+/// Faults of a shard's completions and receives.
+#[derive(Debug)]
+struct Judge {
+    faults: Arc<DeviceFaults>,
+    /// Queue pairs with a completion that is an error by a fault: they are about to break, and all
+    /// later requests of them are flushed.
+    broken: Vec<Qpn>,
+}
+
+impl Judge {
+    /// Puts completions of a queue into it, each as a fault has it.
+    #[cold]
+    fn push(
+        &mut self,
+        cq: &CqShared,
+        all: &[(CqId, Cqe)],
+        woken: &mut Woken,
+        ends: &mut impl FnMut(Ended),
+    ) {
+        let mut overrun = false;
+        let mut judged = Vec::with_capacity(all.len());
+        for (_, cqe) in all {
+            let mut cqe = *cqe;
+            if cqe.status == WcStatus::Success {
+                if self.broken.contains(&cqe.qpn) {
+                    fail(&mut cqe, WcStatus::WrFlushErr);
+                } else if self.faults.change(&mut cqe) {
+                    overrun = true;
+                    break;
+                } else if cqe.status != WcStatus::Success {
+                    self.broken.push(cqe.qpn);
+                }
+            }
+            judged.push(cqe);
+        }
+        if let Pushed::Overflow { news } = cq.push_judged(&judged, overrun, woken) {
+            ends(Ended::Queue(CqId(cq.id), news));
+        }
+        if !self.broken.is_empty() {
+            ends(Ended::Pairs);
+        }
     }
 }
 

@@ -23,6 +23,8 @@ pub(super) struct Io {
     refused: (u64, i32),
     /// The interface is gone.
     is_broken: bool,
+    /// That, or faults decide on what it receives.
+    is_unusual: bool,
     /// When the port's chores are to be looked at, if the shard is driven then; and when it must be
     /// for that.
     chores_at: Time,
@@ -38,6 +40,7 @@ impl Io {
             run_stats: RunStats::default(),
             refused: (0, 0),
             is_broken: false,
+            is_unusual: false,
             chores_at: Time(0),
             chores_by: None,
         }
@@ -100,6 +103,7 @@ impl Io {
 
     /// The port is good for nothing any more. Returns whether that is news.
     pub(super) fn break_down(&mut self) -> bool {
+        self.is_unusual = true;
         !std::mem::replace(&mut self.is_broken, true)
     }
 
@@ -107,6 +111,17 @@ impl Io {
     #[inline]
     pub(super) fn is_broken(&self) -> bool {
         self.is_broken
+    }
+
+    /// Faults decide on what it receives.
+    pub(super) fn judge(&mut self) {
+        self.is_unusual = true;
+    }
+
+    /// Whether the interface is gone, or faults decide on what it receives.
+    #[inline]
+    pub(super) fn is_unusual(&self) -> bool {
+        self.is_unusual
     }
 
     /// Whether the chores are to be looked at.

@@ -81,7 +81,7 @@ pub(super) fn shared() -> (Arc<Hca>, Arc<Slots>) {
     let (here, [own, _]) = neighbours();
     let port = SimNet::new(1).port(&[here], &SimConfig::default()).unwrap();
     let (parts, why) = ((vec![AnyPort::from(port)], Some(own.clone())), (String::new(), None));
-    (Hca::start(&settings(false), "sim", parts, why, None).unwrap(), own)
+    (Hca::start(&settings(false), "sim", parts, why, None, None).unwrap(), own)
 }
 
 /// Each call that makes something, where the container may have no more of it, and once more.

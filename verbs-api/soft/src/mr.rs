@@ -8,6 +8,7 @@ use rocinante_stack::mem::{Access, AccessError, Accessor, PdId, Region, Sge};
 use rocinante_stack::types::{Key, Qpn};
 
 use super::charge::Charge;
+use super::faults::Verb;
 use super::shards::HeldAll;
 use super::{Device, Pd};
 use crate::model::error::VerbsError;
@@ -38,6 +39,7 @@ impl Registration {
     /// Registers memory that work requests and peers name by `start`.
     pub fn insert(pd: &Pd, range: Range, start: u64, access: Access) -> Result<Self, VerbsError> {
         pd.admitted()?;
+        pd.device.called(Verb::RegMr)?;
         check(access)?;
         check_memory(range, access)?;
         memory::faults::watch();
@@ -98,6 +100,7 @@ impl Registration {
     /// Changes the region, unless a window is bound to it. With other memory it gets another key,
     /// and posted requests that name the old one fail.
     pub fn change(&mut self, change: &Change<'_>) -> Result<(), VerbsError> {
+        self.device.called(Verb::ReregMr)?;
         if change.pd.is_some_and(|pd| !Arc::ptr_eq(&pd.device, &self.device)) {
             return Err(VerbsError::Invalid("the domain belongs to another device".into()));
         }

@@ -6,6 +6,7 @@ use rocinante_stack::mem::MwType;
 use rocinante_stack::types::Key;
 
 use super::charge::Charge;
+use super::faults::Verb;
 use super::mr::no_memory;
 use super::{Device, Pd};
 use crate::model::error::VerbsError;
@@ -22,6 +23,7 @@ pub struct Window {
 impl Window {
     pub fn alloc(pd: &Pd, mw_type: MwType) -> Result<Self, VerbsError> {
         pd.admitted()?;
+        pd.device.called(Verb::AllocMw)?;
         let random = random()?;
         let device = pd.device.clone();
         if device.shards.count() > 1 {

@@ -16,8 +16,9 @@ impl QpShared {
         self: &Arc<Self>,
         core: &Core,
         list: &[SendWr<'_>],
+        most: u32,
     ) -> Result<(), PostListError> {
-        self.post_sends(core, self.front.lock(), list)
+        self.post_sends(core, self.front.lock(), list, most)
     }
 
     /// Posts all requests of a list, or none.
@@ -25,10 +26,11 @@ impl QpShared {
         self: &Arc<Self>,
         core: &Core,
         list: &[SendWr<'_>],
+        most: u32,
     ) -> Result<(), PostListError> {
         let front = self.front.lock();
-        self.check_sends(&front, list)?;
-        self.post_sends(core, front, list)
+        self.check_sends(&front, list, most)?;
+        self.post_sends(core, front, list, most)
     }
 
     #[inline]
@@ -37,6 +39,7 @@ impl QpShared {
         core: &Core,
         mut front: MutexGuard<'_, Front>,
         list: &[SendWr<'_>],
+        most: u32,
     ) -> Result<(), PostListError> {
         let mut failed = None;
         if let Some(mut guard) = core.shard.try_lock() {
@@ -47,7 +50,7 @@ impl QpShared {
             let mut count = 0;
             for (index, wr) in list.iter().enumerate() {
                 let posted = self
-                    .admits_send(&front)
+                    .admits_send(&front, most)
                     .and_then(|()| shard.engine.post_send(self.qpn(), wr, &mut shard.host));
                 if let Err(error) = posted {
                     failed = Some(PostListError { index, error });
@@ -65,7 +68,7 @@ impl QpShared {
         } else {
             let mut backlog = self.backlog(core, &mut front);
             for (index, wr) in list.iter().enumerate() {
-                if let Err(error) = self.check_send(&front, wr) {
+                if let Err(error) = self.check_send(&front, wr, most) {
                     failed = Some(PostListError { index, error });
                     break;
                 }
@@ -83,6 +86,7 @@ impl QpShared {
         self: &Arc<Self>,
         core: &Core,
         list: &[RecvWr<'_>],
+        most: u32,
     ) -> Result<(), PostListError> {
         let mut front = self.front.lock();
         let mut failed = None;
@@ -91,7 +95,7 @@ impl QpShared {
             front.give(self.qpn(), &mut shard.engine, &mut shard.host);
             for (index, wr) in list.iter().enumerate() {
                 let posted = self
-                    .admits_recv(&front)
+                    .admits_recv(&front, most)
                     .and_then(|()| shard.engine.post_recv(self.qpn(), wr, &mut shard.host));
                 if let Err(error) = posted {
                     failed = Some(PostListError { index, error });
@@ -107,7 +111,7 @@ impl QpShared {
         } else {
             let mut backlog = self.backlog(core, &mut front);
             for (index, wr) in list.iter().enumerate() {
-                if let Err(error) = self.check_recv(&front, wr) {
+                if let Err(error) = self.check_recv(&front, wr, most) {
                     failed = Some(PostListError { index, error });
                     break;
                 }

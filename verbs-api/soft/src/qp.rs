@@ -12,6 +12,7 @@ use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
 use rocinante_stack::{ModifyError, PostError, QpAttr, QpInit};
 
 use super::charge::Charge;
+use super::faults::Verb;
 use super::front::QpShared;
 use super::progress::Core;
 use super::{Counted, Cq, Device, Pd, Srq, ah};
@@ -56,6 +57,7 @@ impl Qp {
         pd.admitted()?;
         faults::watch();
         let device = pd.device.clone();
+        device.called(Verb::CreateQp)?;
         let random = random()?;
         let index = choose_shard(&device, attr)?;
         let core = device.shards.get(index).expect("chosen among them").clone();
@@ -69,7 +71,8 @@ impl Qp {
             qpn = shard.engine.create_qp(&engine_init(pd, attr, cookie), random);
             let rules =
                 SendRules { caps: attr.caps, qp_type: attr.qp_type, mtu: device.active_mtu };
-            Arc::new(QpShared::new(qpn.unwrap_or_default(), rules))
+            let judged = [Verb::PostSend, Verb::PostRecv].map(|verb| device.judges(verb));
+            Arc::new(QpShared::new(qpn.unwrap_or_default(), rules).judged(judged))
         });
         let Some(qpn) = qpn else {
             shard.host.qps.remove(cookie);
@@ -103,6 +106,7 @@ impl Qp {
     }
 
     pub fn modify(&self, change: &ModifyAttr) -> Result<(), VerbsError> {
+        self.device.called(Verb::ModifyQp)?;
         let mut attr = change.attr;
         // Such a packet is lost, or never finds room (AF_XDP) and blocks all others behind it.
         if let Some(mtu) = attr.path_mtu.filter(|mtu| *mtu > self.device.active_mtu) {
@@ -189,22 +193,50 @@ impl Qp {
 
     #[inline]
     pub fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
-        match self.shared.post_send(&self.core, list) {
-            Err(refused) if self.has_broken(refused) => self.shared.post_send(&self.core, list),
-            done => done,
+        let shared = &self.shared;
+        match shared.post_send(&self.core, list, shared.most[0]) {
+            Ok(()) => Ok(()),
+            Err(refused) => self.post_again(refused, Verb::PostSend, |most| {
+                shared.post_send(&self.core, list, most)
+            }),
         }
     }
 
     pub fn post_send_all(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
-        match self.shared.post_send_all(&self.core, list) {
-            Err(refused) if self.has_broken(refused) => self.shared.post_send_all(&self.core, list),
-            done => done,
+        let shared = &self.shared;
+        match shared.post_send_all(&self.core, list, shared.most[0]) {
+            Ok(()) => Ok(()),
+            Err(refused) => self.post_again(refused, Verb::PostSend, |most| {
+                shared.post_send_all(&self.core, list, most)
+            }),
         }
+    }
+
+    /// A list was refused: posts it `again`, if it was for a fault to decide on the call, or for a
+    /// state that is no more.
+    #[cold]
+    fn post_again(
+        &self,
+        mut refused: PostListError,
+        verb: Verb,
+        again: impl Fn(u32) -> Result<(), PostListError>,
+    ) -> Result<(), PostListError> {
+        let caps = self.shared.caps();
+        let most = if verb == Verb::PostSend { caps.max_send_wr } else { caps.max_recv_wr };
+        if refused.error == PostError::Full && self.device.judges(verb) {
+            if let Some(errno) = self.device.fails(verb) {
+                return Err(PostListError { index: 0, error: PostError::Refused(errno) });
+            }
+            match again(most) {
+                Ok(()) => return Ok(()),
+                Err(error) => refused = error,
+            }
+        }
+        if self.has_broken(refused) { again(most) } else { Err(refused) }
     }
 
     /// Whether a list was refused for a state that takes no requests, and the queue pair has broken
     /// since it came to that state: now it takes them, and flushes them.
-    #[cold]
     fn has_broken(&self, refused: PostListError) -> bool {
         if refused != (PostListError { index: 0, error: PostError::State }) {
             return false;
@@ -217,7 +249,13 @@ impl Qp {
 
     #[inline]
     pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
-        self.shared.post_recv(&self.core, list)
+        let shared = &self.shared;
+        match shared.post_recv(&self.core, list, shared.most[1]) {
+            Ok(()) => Ok(()),
+            Err(refused) => self.post_again(refused, Verb::PostRecv, |most| {
+                shared.post_recv(&self.core, list, most)
+            }),
+        }
     }
 }
 

@@ -5,11 +5,11 @@
 //! when they are read, [`Drivers`] the threads. The loop gives them the engine and the host.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rocinante_netdev::{AnyPort, Port};
 use rocinante_stack::types::{Qpn, Time};
-use rocinante_stack::verbs::CqId;
 use rocinante_stack::{Engine, TxStop, Urgency};
 
 use super::clock::Clock;
@@ -17,8 +17,9 @@ use super::cm::CmOwners;
 use super::cork::Cork;
 use super::drivers::Drivers;
 use super::events::Owner;
+use super::faults::DeviceFaults;
 use super::flood::Flood;
-use super::host::Host;
+use super::host::{Ended, Host};
 use super::io::Io;
 use super::publish::Turns;
 use super::router::Router;
@@ -254,8 +255,8 @@ impl Shard {
     }
 
     fn receive(&mut self, now: Time) -> usize {
-        if self.io.is_broken() {
-            return 0;
+        if self.io.is_unusual() {
+            return self.receive_judged(now);
         }
         if overload::ENABLED
             && (self.engine.is_overloaded() || self.io.port.is_filled(OVERLOADED_FROM))
@@ -273,7 +274,34 @@ impl Shard {
                 engine.handle_datagram(now, &datagram, host);
             }
         });
-        let wasted_elsewhere = router.routed();
+        self.received(now, used_before, received)
+    }
+
+    /// The same for a port that is unusual.
+    #[cold]
+    fn receive_judged(&mut self, now: Time) -> usize {
+        if self.io.is_broken() {
+            return 0;
+        }
+        let Self { engine, host, router, .. } = self;
+        let used_before = accepted(engine) + router.handed_over();
+        let received = self.io.port.receive(RX_BURST, |datagram| {
+            let Some(datagram) = router.route(&datagram) else { return };
+            router.staging.take(engine, host);
+            host.before_packets(now);
+            if host.is_unready(&datagram) {
+                engine.handle_unready(now, &datagram, host);
+            } else {
+                engine.handle_datagram(now, &datagram, host);
+            }
+        });
+        self.received(now, used_before, received)
+    }
+
+    /// After a call of the port that receives. Returns the number of datagrams.
+    #[inline(always)]
+    fn received(&mut self, now: Time, used_before: u64, received: std::io::Result<usize>) -> usize {
+        let wasted_elsewhere = self.router.routed();
         let received = received.unwrap_or_else(|_| {
             self.break_down();
             0
@@ -292,6 +320,19 @@ impl Shard {
         let is_overloaded =
             !self.engine.is_overloaded() || self.io.port.is_filled(OVERLOADED_UNTIL);
         self.engine.set_overloaded(is_overloaded);
+    }
+
+    /// Faults of the device decide from now on.
+    pub(super) fn meet(&mut self, faults: &Arc<DeviceFaults>) {
+        self.host.meet(faults);
+        if faults.judges_receives() {
+            self.io.judge();
+        }
+    }
+
+    /// Tells all contexts of an event.
+    pub(super) fn announce(&mut self, event: AsyncEvent) {
+        self.events.push_back(event);
     }
 
     /// The interface is gone.
@@ -329,17 +370,22 @@ impl Shard {
     /// Hands completions to their queues.
     pub(crate) fn deliver(&mut self) {
         while self.host.has_pending() {
-            let mut full: Vec<(CqId, bool)> = Vec::new();
-            self.host.deliver(|cq, news| {
-                full.push((cq, news));
-                if news {
+            let mut all: Vec<Ended> = Vec::new();
+            self.host.deliver(|ended| {
+                all.push(ended);
+                if let Ended::Queue(cq, true) = ended {
                     self.events.push_back(AsyncEvent::CqOverflow { cq: cq.0 });
                 }
             });
-            for (cq, news) in full {
-                self.engine.cq_overflow(cq, &mut self.host);
-                if news {
-                    self.router.overflowed(cq);
+            for ended in all {
+                match ended {
+                    Ended::Pairs => self.host.break_judged(&mut self.engine),
+                    Ended::Queue(cq, news) => {
+                        self.engine.cq_overflow(cq, &mut self.host);
+                        if news {
+                            self.router.overflowed(cq);
+                        }
+                    }
                 }
             }
         }

@@ -7,6 +7,7 @@ use rocinante_stack::{SrqAttr, SrqChange, SrqInit};
 
 use super::charge::Charge;
 use super::events::Owner;
+use super::faults::Verb;
 use super::progress::Core;
 use super::{Counted, Device, Pd};
 use crate::model::error::VerbsError;
@@ -30,6 +31,7 @@ impl Srq {
     pub fn create(pd: &Pd, max_wr: u32, max_sge: u32) -> Result<Self, VerbsError> {
         pd.admitted()?;
         let device = &pd.device;
+        device.called(Verb::CreateSrq)?;
         let index = device.next_shard();
         let core = device.shards.get(index).expect("one of them").clone();
         let limit = ("shared receive queues", device.limits.max_srq);

@@ -11,7 +11,7 @@ use rocinante_netdev::{AnyPort, Backend, Interface, PortConfig, auto};
 
 use super::charge::Charge;
 use super::choice::BackendChoice;
-use super::faults::{Chosen, FaultWish};
+use super::faults::{Chosen, FaultWish, Met};
 use super::opens::{Key, open};
 use super::others::SHARDS_MAX;
 use super::prepared::Prepared;
@@ -142,9 +142,10 @@ impl Wishes {
             return Err(VerbsError::Invalid("a device over one port has one shard".into()));
         }
         let events = Arc::new(Inbox::new()?);
-        let (ports, why) = meet(self.fault.settle()?, vec![port], why.to_owned())?;
+        let met = meet(self.fault.settle()?, vec![port], why.to_owned())?;
+        let Met { ports, why, of_device: faults } = met;
         let (parts, why) = ((ports, None), (why, None));
-        let hca = Hca::start(&self.settings(), name, parts, why, None)?;
+        let hca = Hca::start(&self.settings(), name, parts, why, faults, None)?;
         Device::new(hca, events, !self.uncounted).inspect(|device| device.trace_opened())
     }
 
@@ -216,11 +217,12 @@ impl Wishes {
             let sharing = (shards, slots.as_ref());
             let (ports, choice) =
                 auto::choose_shards(iface, addresses, backend, &self.port, sharing, &agent)?;
-            let (ports, why) = meet(self.fault.settle()?, ports, choice.to_string())?;
+            let met = meet(self.fault.settle()?, ports, choice.to_string())?;
+            let Met { ports, why, of_device: faults } = met;
             let parts = (ports, slots);
             let instead_of = backend.filter(|named| *named != choice.backend);
             let why = (why, instead_of);
-            let hca = Hca::start(&self.settings(), &iface.name, parts, why, claim)?;
+            let hca = Hca::start(&self.settings(), &iface.name, parts, why, faults, claim)?;
             charged = Some(charge);
             Ok(hca)
         };
@@ -236,14 +238,11 @@ impl Wishes {
 }
 
 /// Puts faults before the ports, if there are any, and adds them to the reason for the backend.
-fn meet(
-    faults: Option<Chosen>,
-    ports: Vec<AnyPort>,
-    why: String,
-) -> Result<(Vec<AnyPort>, String), VerbsError> {
-    let Some(faults) = faults else { return Ok((ports, why)) };
-    let (ports, which) = faults.before(ports)?;
-    Ok((ports, format!("{why}; {FAULTS_ARE_ON}{which}")))
+fn meet(faults: Option<Chosen>, ports: Vec<AnyPort>, mut why: String) -> Result<Met, VerbsError> {
+    let Some(faults) = faults else { return Ok(Met { ports, why, of_device: None }) };
+    why += "; ";
+    why += FAULTS_ARE_ON;
+    faults.before(ports, why)
 }
 
 impl Device {

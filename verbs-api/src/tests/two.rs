@@ -67,8 +67,8 @@ pub(super) fn device_with(net: &SimNet, own: &[u8], settings: &Settings) -> Cont
     let port = |last: &u8| AnyPort::from(net.port(&[ip(*last)], &SimConfig::default()).unwrap());
     let ports = own.iter().map(port).collect();
     let why = "a test wants it".to_owned();
-    let hca =
-        rocinante_soft::Hca::start(settings, "sim", (ports, None), (why, None), None).unwrap();
+    let hca = rocinante_soft::Hca::start(settings, "sim", (ports, None), (why, None), None, None)
+        .unwrap();
     let inbox = Arc::new(rocinante_soft::Inbox::new().unwrap());
     let device = rocinante_soft::Device::new(hca, inbox, true).unwrap();
     Context { device: Device::Soft(device) }

@@ -38,9 +38,14 @@ impl Side {
 
     /// A device of this name over a port.
     pub(crate) fn over(port: SimPort, name: &str, background: bool) -> Self {
+        Self::with(OpenOptions::new().background(background), port, name)
+    }
+
+    /// The same with these options.
+    pub(crate) fn with(options: OpenOptions, port: SimPort, name: &str) -> Self {
         // Small tables: miri fills them slowly.
         let limits = Limits::default().max_qp(64).max_mr(64).max_mw(64);
-        let options = OpenOptions::new().background(background).limits(limits);
+        let options = options.limits(limits);
         let ctx = options.open_port(name, AnyPort::from(port), "a test wants it").unwrap();
         let cq = ctx.create_cq(1024).unwrap();
         let pd = ctx.alloc_pd();

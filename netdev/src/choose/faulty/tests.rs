@@ -25,7 +25,7 @@ fn is_sealed(got: &Got) -> bool {
 }
 
 fn with(port: AnyPort, text: &str) -> AnyPort {
-    let plan = Plan::of_words(text, |_| Vec::new()).expect(text);
+    let plan = Plan::of_words(text, |_, _| Vec::new()).expect(text);
     port.with_faults((&plan, 7), 0, None, seal).expect("a descriptor")
 }
 

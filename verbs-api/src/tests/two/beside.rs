@@ -57,7 +57,8 @@ fn a_place_that_was_refused_is_free_for_neighbours() {
     let [own, neighbour] = [(); 2].map(|()| Arc::new(lease()));
     let port = SimNet::new(1).port(&[here], &SimConfig::default()).unwrap();
     let parts = (vec![AnyPort::from(port)], Some(own));
-    let hca = Hca::start(&settings(false), "sim", parts, (String::new(), None), None).unwrap();
+    let hca =
+        Hca::start(&settings(false), "sim", parts, (String::new(), None), None, None).unwrap();
     let device = rocinante_soft::Device::new(hca, Arc::new(Inbox::new().unwrap()), true).unwrap();
     for address in [None, Some(here)] {
         let place = (SERVICE, address);

@@ -291,6 +291,7 @@ fn a_path_mtu_that_does_not_fit_is_refused_by_its_name() {
         (vec![port], None),
         (String::new(), None),
         None,
+        None,
     );
     let inbox = Arc::new(rocinante_soft::Inbox::new().unwrap());
     let ctx = Context {
