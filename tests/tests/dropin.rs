@@ -135,9 +135,77 @@ fn a_program_of_rdma_cm_is_told_of_a_peer_that_is_killed() {
     server.kill();
 }
 
+/// The end of the client of a program that meets faults, and that of its server, whose faults are
+/// the first. `SERVER` stands for the server's address.
+fn with_faults(
+    installed: &Installation,
+    [server, client]: [&str; 2],
+    [there_fault, fault]: [&str; 2],
+    log: &Path,
+) -> [Output; 2] {
+    let lab = Pair::new(&LabConfig { ipv6: true, ..LabConfig::default() }).unwrap();
+    let [here, there] = lab.containers();
+    let address = there.ipv4().to_string();
+    let words = |line: &str, fault: &str| {
+        let run = ["run", "--netdev", "udp", "--fault", fault, "--fault-log"].map(str::to_owned);
+        let line = line.replace("SERVER", &address);
+        // A quoted part is one word.
+        let parts = line.split('\'').enumerate().flat_map(|(nth, part)| match nth % 2 {
+            0 => part.split_whitespace().map(str::to_owned).collect(),
+            _ => vec![part.to_owned()],
+        });
+        let rest: Vec<String> = [log.display().to_string(), "--".to_owned()].into();
+        installed.command(run.into_iter().chain(rest).chain(parts))
+    };
+    let mut server = there.spawn(&mut words(server, there_fault)).unwrap();
+    opens(&mut server).unwrap();
+    let client = here.spawn(&mut words(client, fault)).unwrap();
+    let client = client.wait_with_output(PATIENCE).unwrap();
+    if !client.status.success() {
+        server.kill();
+    }
+    [client, server.wait_with_output(PATIENCE).unwrap()]
+}
+
 /// Packets are lost in both directions and come twice, and a program of others ends right.
 #[test]
 fn a_program_on_a_bad_network_ends_right() {
+    if !["ibv_rc_pingpong", "ib_write_bw", "rping"].iter().all(|name| is_there(name)) {
+        skip!("no programs: apt install ibverbs-utils perftest rdmacm-utils");
+    }
+    let installed = match installed() {
+        Ok(installed) => installed,
+        Err(why) => skip!("{why}"),
+    };
+    let folder = tempfile::TempDir::new().unwrap();
+    let fault = "loss=2%,dup=1%,seed=7";
+    let programs = [
+        ["ibv_rc_pingpong -c -g 0", "ibv_rc_pingpong -c -g 0 SERVER"],
+        ["ib_write_bw -n 2000", "ib_write_bw -n 2000 SERVER"],
+        ["ib_send_bw -n 500 -q 4", "ib_send_bw -n 500 -q 4 SERVER"],
+        // The second address is of IPv6.
+        ["ibv_rc_pingpong -g 1", "ibv_rc_pingpong -g 1 SERVER"],
+        ["rping -s -a SERVER -C 200", "rping -c -a SERVER -C 200 -V"],
+        // A shell forks, and execs.
+        ["sh -c 'ib_read_lat -n 500; exit $?'", "sh -c 'exec ib_read_lat -n 500 SERVER'"],
+    ];
+    for (nth, program) in programs.into_iter().enumerate() {
+        let log = folder.path().join(nth.to_string());
+        for side in with_faults(&installed, program, [fault; 2], &log) {
+            let said = String::from_utf8_lossy(&side.stderr);
+            row::succeeded(program[1], &side).unwrap_or_else(|why| panic!("{why}: {said}"));
+            let errors = String::from_utf8_lossy(&side.stderr).into_owned();
+            assert!(errors.contains("faults are on: loss=2%,dup=1%,seed=7, seed 7"), "{errors}");
+        }
+        let lines = std::fs::read_to_string(&log).unwrap();
+        let lost = lines.lines().filter(|line| line.contains(r#""did":["lost"]"#)).count();
+        assert!(lost > 5, "{program:?}: {lost}");
+    }
+}
+
+/// The device fails, and a program of others ends in time, with its own words.
+#[test]
+fn a_program_on_a_bad_device_says_what_failed() {
     if !is_there("ibv_rc_pingpong") || !is_there("ib_write_bw") {
         skip!("no programs: apt install ibverbs-utils perftest");
     }
@@ -146,30 +214,67 @@ fn a_program_on_a_bad_network_ends_right() {
         Err(why) => skip!("{why}"),
     };
     let folder = tempfile::TempDir::new().unwrap();
-    for (program, options) in [("ibv_rc_pingpong", "-c -g 0"), ("ib_write_bw", "-n 2000")] {
-        let lab = Pair::new(&LabConfig::default()).unwrap();
-        let [here, there] = lab.containers();
-        let log = folder.path().join(program);
-        let words = |peer: &str| {
-            let run = "run --netdev udp --counters --fault loss=2%,dup=1%,seed=7 --fault-log";
-            let line = format!("{run} {} -- {program} {options} {peer}", log.display());
-            installed.command(line.split_whitespace())
-        };
-        let mut server = there.spawn(&mut words("")).unwrap();
-        opens(&mut server).unwrap();
-        let client = here.spawn(&mut words(&there.ipv4().to_string())).unwrap();
-        let [client, server] = [client, server].map(|side| {
-            let output = side.wait_with_output(PATIENCE).unwrap();
-            row::succeeded(program, &output).unwrap();
-            String::from_utf8_lossy(&output.stderr).into_owned()
-        });
-        for errors in [client, server] {
-            assert!(errors.contains("faults are on: loss=2%,dup=1%,seed=7, seed 7"), "{errors}");
+    let pingpong = ["ibv_rc_pingpong -g 0", "ibv_rc_pingpong -g 0 SERVER"];
+    let write = ["ib_write_bw -D 5", "ib_write_bw -D 5 SERVER"];
+    for (nth, (program, fault, says)) in [
+        (pingpong, "verb=reg_mr,errno=ENOMEM", "Couldn't register MR"),
+        (pingpong, "verb=modify_qp,nth=2", "Failed to modify QP to RTR"),
+        (pingpong, "status=LOC_PROT_ERR,wc=send,nth=40", "Failed status local protection error"),
+        (write, "status=RETRY_EXC_ERR,nth=9", "status 12"),
+        (write, "event=DEVICE_FATAL,at=2s", ""),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let log = folder.path().join(nth.to_string());
+        let [client, _] = with_faults(&installed, program, ["off", fault], &log);
+        assert!(!client.status.success(), "{fault}: {client:?}");
+        let said = [&client.stdout, &client.stderr].map(|all| String::from_utf8_lossy(all));
+        assert!(said.iter().any(|all| all.contains(says)), "{fault}: {said:?}");
+        let lines = std::fs::read_to_string(&log).unwrap();
+        assert!(lines.contains(r#""what":"#), "{fault}: {lines}");
+    }
+    for fault in ["rnr=20%,seed=1", "stall,at=300ms,for=500ms;event=GID_CHANGE,at=400ms"] {
+        let log = folder.path().join("right");
+        for side in with_faults(&installed, pingpong, [fault; 2], &log) {
+            row::succeeded(fault, &side).unwrap();
         }
         let lines = std::fs::read_to_string(&log).unwrap();
-        let lost = lines.lines().filter(|line| line.contains(r#""did":["lost"]"#)).count();
-        assert!(lost > 10, "{program}: {lost}");
+        assert!(lines.contains(r#""did":["RNR"]"#), "{lines}");
     }
+}
+
+/// No signal ends a C program whose log has lost its reader, which it says once.
+#[test]
+fn a_log_without_a_reader_ends_no_program() {
+    if !is_there("ibv_rc_pingpong") {
+        skip!("no programs: apt install ibverbs-utils");
+    }
+    let installed = match installed() {
+        Ok(installed) => installed,
+        Err(why) => skip!("{why}"),
+    };
+    let folder = tempfile::TempDir::new().unwrap();
+    let pipe = folder.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let read = pipe.clone();
+    // It goes after both sides have begun to write.
+    let reader = std::thread::spawn(move || {
+        let mut lines = BufReader::new(std::fs::File::open(read).unwrap()).lines();
+        assert!(lines.by_ref().filter_map(Result::ok).any(|line| line.contains("did")));
+    });
+    let program = ["ibv_rc_pingpong -g 0 -n 5000", "ibv_rc_pingpong -g 0 -n 5000 SERVER"];
+    let fault = "delay=1us,side=egress,seed=7";
+    let mut said = 0;
+    for side in with_faults(&installed, program, [fault; 2], &pipe) {
+        row::succeeded("pingpong", &side).unwrap();
+        let errors = String::from_utf8_lossy(&side.stderr).into_owned();
+        let count = errors.matches("the log of faults is lost: Broken pipe").count();
+        assert!(count <= 1, "{errors}");
+        said += count;
+    }
+    assert!(said > 0);
+    reader.join().unwrap();
 }
 
 /// The lines of a program, as they come.

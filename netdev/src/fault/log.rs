@@ -3,6 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::net::IpAddr;
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use serde_json::{Value, json};
 use super::link::Loss;
 use super::{Decision, Plan, Seen};
 use crate::kernel::descriptors::apart;
+use crate::kernel::silent;
 
 /// Bytes after which lines are written in the middle of a burst.
 const LINES: usize = 64 * 1024;
@@ -31,6 +33,7 @@ pub(crate) struct FaultLog {
     lost: u64,
     /// Whether the file has only the beginning of the last line.
     is_torn: bool,
+    has_said: bool,
 }
 
 impl FaultLog {
@@ -47,7 +50,8 @@ impl FaultLog {
         let file = File::from(apart(file.into()));
         let pid = std::process::id();
         let (lines, lost) = (Vec::new(), 0);
-        let mut log = Self { file, lines, notice: 0, of, pid, lost, is_torn: false };
+        let (is_torn, has_said) = (false, false);
+        let mut log = Self { file, lines, notice: 0, of, pid, lost, is_torn, has_said };
         log.line(json!({ "faults": plan.to_string(), "seed": seed }));
         log.write_lines().map(|()| log)
     }
@@ -100,11 +104,14 @@ impl FaultLog {
     fn write_lines(&mut self) -> io::Result<()> {
         let (mut written, mut result) = (0, Ok(()));
         while written < self.lines.len() && result.is_ok() {
-            match self.file.write(&self.lines[written..]) {
+            match silent::write(self.file.as_fd(), &self.lines[written..]) {
                 Ok(0) => result = Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => written += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => result = Err(error),
+                Err(error) => {
+                    self.say(&error);
+                    result = Err(error);
+                }
             }
         }
         if let Some(last) = written.checked_sub(1) {
@@ -118,6 +125,16 @@ impl FaultLog {
         self.lines.clear();
         self.notice = 0;
         result
+    }
+
+    /// Says once that the file takes no more lines. One that is full for a moment says it itself.
+    fn say(&mut self, error: &io::Error) {
+        if error.kind() != io::ErrorKind::WouldBlock && !std::mem::replace(&mut self.has_said, true)
+        {
+            let text = format!("rocinante: the log of faults is lost: {error}\n");
+            // Without a terminal it is not said.
+            let _ = silent::write(io::stderr().as_fd(), text.as_bytes());
+        }
     }
 
     /// Adds a line, after one about those that are lost, if there are any.

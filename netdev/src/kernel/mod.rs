@@ -12,6 +12,7 @@ pub mod namespaces;
 pub(crate) mod recent;
 pub(crate) mod rights;
 pub mod rtnl;
+pub(crate) mod silent;
 pub(crate) mod tcx;
 pub(crate) mod timer;
 pub(crate) mod watch;
