@@ -9,6 +9,7 @@ pub mod links;
 mod mount;
 mod own;
 pub mod program;
+mod shrink;
 pub mod tree;
 
 use std::ffi::OsString;
@@ -16,6 +17,7 @@ use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use rocinante::OpenOptions;
 use rocinante::device::environment::{self, COUNTERS_VARIABLE};
@@ -56,6 +58,12 @@ pub struct Args {
     /// Append a line of JSON to this file for each datagram or call that met a fault
     #[arg(long, value_name = "FILE")]
     fault_log: Option<PathBuf>,
+    /// Run the program again and again, and print the smallest part of the faults with which it
+    /// still fails, as a schedule; each try ends after so many seconds (60)
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, num_args = 0..=1)]
+    #[arg(require_equals = true, default_missing_value = "60", requires = "fault")]
+    #[arg(conflicts_with_all = ["fault_log", "counters"])]
+    shrink: Option<Duration>,
     /// Say on stderr which devices there are, on which backend and why
     #[arg(short, long)]
     verbose: bool,
@@ -83,6 +91,9 @@ impl Refusal {
 /// Becomes the program, or says why not.
 #[must_use]
 pub fn run(args: &Args) -> ExitCode {
+    if let Some(limit) = args.shrink {
+        return shrink::shrink(args, limit);
+    }
     let refusal = become_program(args);
     eprintln!("rocinante run: {}", refusal.why);
     ExitCode::from(refusal.status)
@@ -247,6 +258,12 @@ fn machine_devices(class: &Path) -> Vec<String> {
 
 fn say(text: &str) {
     eprintln!("rocinante run: {text}");
+}
+
+fn seconds(word: &str) -> Result<Duration, String> {
+    let seconds = word.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let seconds = seconds.filter(|seconds| (0.001..1e6).contains(&seconds.as_secs_f64()));
+    seconds.ok_or_else(|| "give it seconds, from 0.001 to a million".to_owned())
 }
 
 fn netdev(word: &str) -> Result<String, String> {

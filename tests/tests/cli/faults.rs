@@ -236,6 +236,53 @@ fn a_device_that_fails_is_named_by_its_errno_and_in_the_log() {
     assert_eq!((&last["what"], &last["did"][0]), (&"call".into(), &"EMFILE".into()));
 }
 
+/// A program that fails by the words of its schedule alone.
+fn shrinks(fault: &str, fails_by: &str, seconds: &str) -> Done {
+    let installed = Installed::new();
+    let script = format!("case $(cat \"$ROCINANTE_FAULT\" 2>&1) in {fails_by} esac");
+    let shrink = format!("--shrink={seconds}");
+    let words = ["--fault", fault, &shrink, "--", "sh", "-c", &script];
+    Running::start(&mut installed.run(&words)).finish()
+}
+
+#[test]
+fn the_smallest_schedule_with_which_a_program_fails_is_found() {
+    let all = "loss=50%,seed=7;dup=1%,delay=1us;partition,at=1s,for=200ms;ecn=1%;every=9;mtu=900;\
+               corrupt=1%;verb=reg_mr,nth=3";
+    // The order in the file is that of the words.
+    let done = shrinks(all, "*'loss ='*partition*) exit 3;;", "20").succeeded();
+    let value: Value = toml::from_str(&done.out).unwrap();
+    assert_eq!(schema::errors_of("fault", &value), Vec::<String>::new());
+    let rules = value["fault"].as_array().unwrap();
+    assert_eq!((rules.len(), &value["seed"]), (2, &7.into()), "{}", done.out);
+    assert_eq!(rules[1], serde_json::json!({ "partition": "" }));
+    let loss = rules[0]["loss"].as_str().unwrap().trim_end_matches('%').parse::<f64>().unwrap();
+    assert!(loss < 1.0, "{}", done.out);
+    assert!(done.err.contains("fails with status 3"), "{}", done.err);
+    // Another failure is not the same.
+    let two = "*'dup ='*) exit 4;; *'loss ='*) exit 3;;";
+    let done = shrinks("loss=1%;dup=1%", two, "20").succeeded();
+    assert!(done.out.contains("dup") && !done.out.contains("loss"), "{}", done.out);
+    // One that hangs has failed.
+    let done = shrinks("loss=1%;ecn=1%", "*ecn*) sleep 1000;;", "1").succeeded();
+    assert!(done.out.contains("ecn") && !done.out.contains("loss"), "{}", done.out);
+    assert!(done.err.contains("does not end in time"), "{}", done.err);
+}
+
+#[test]
+fn nothing_is_shrunk_that_does_not_fail_by_its_faults() {
+    for (fault, fails_by, says) in [
+        ("loss=1%", "x) ;;", "the command succeeds: there is nothing to shrink"),
+        ("loss=1%", "*) exit 9;;", "without faults the command fails with status 9, too"),
+        ("loss=1%", "*) kill -SEGV $$;;", "without faults the command is ended by signal 11, too"),
+        ("loss=1%", "*) sleep 1000;;", "without faults the command does not end in time, too"),
+    ] {
+        shrinks(fault, fails_by, "1").failed(1, &[says]);
+    }
+    run("run --shrink -- true").failed(2, &["--fault"]);
+    run("run --fault loss=1% --shrink=0 -- true").failed(2, &["give it seconds"]);
+}
+
 #[test]
 fn devices_names_the_variable_if_datagrams_meet_faults() {
     for (words, is_on) in [("loss=1%", true), ("loss=0,delay=0", false), ("off", false)] {
