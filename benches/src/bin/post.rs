@@ -1,5 +1,6 @@
-//! Does by the Rust API the work of `verbs-api/capi/cost/post.c` by the C ABI: `cargo xtask instructions` counts
-//! both. Posts WRITEs of 64 bytes and polls for their completions; the argument is their number.
+//! Does by the Rust API what `verbs-api/capi/cost/post.c` does by the C ABI: `cargo xtask
+//! instructions` counts both. Posts WRITEs of 64 bytes and polls for their completions; the
+//! argument is their number.
 #![forbid(unsafe_code)]
 
 use rocinante::device::Backend;

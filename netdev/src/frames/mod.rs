@@ -65,7 +65,8 @@ pub trait Acquire: Sized {
 /// Moves frames between a [`FramePort`] and the kernel. Its descriptor is the socket.
 pub trait FrameIo: Acquire + AsFd + Send {
     /// Hands received datagrams to `sink`, from about `budget` datagrams or frames. Returns their
-    /// number, with a frame that has no datagram as one: fewer than `budget` if the queue was empty.
+    /// number, where a frame without a datagram counts as one; fewer than `budget` if the queue was
+    /// empty.
     fn receive(
         &mut self,
         budget: usize,

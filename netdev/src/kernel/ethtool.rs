@@ -208,8 +208,8 @@ impl Bits {
     }
 }
 
-/// Whether an error says nothing about what an interface or the kernel can. `ENODEV` also comes while a driver resets it
-/// (`netif_device_present`); rtnetlink knows whether the interface is gone.
+/// Whether an error says nothing about an interface or the kernel. `ENODEV` also comes while a
+/// driver resets the interface (`netif_device_present`); rtnetlink knows whether that is gone.
 pub(crate) fn is_passing(error: &io::Error) -> bool {
     let errnos =
         [libc::ENODEV, libc::ENOMEM, libc::ENOBUFS, libc::EINTR, libc::EAGAIN, libc::EBUSY];

@@ -179,8 +179,8 @@ pub(crate) mod shard {
     /// Nanoseconds: packets that leave later than this after the engine's time have been held up,
     /// because the thread did not run. More: their timers run meanwhile.
     pub(crate) const HELD_UP: u64 = 1_000_000;
-    /// How long the end of the process waits for a lock, and for room in a socket (`exit.rs`). More:
-    /// a slower end. Less: acknowledgements stay behind.
+    /// How long the end of the process waits for a lock, and for room in a socket (`exit.rs`).
+    /// More: a slower end. Less: acknowledgements stay behind.
     pub(crate) const EXIT_PATIENCE: std::time::Duration = std::time::Duration::from_millis(20);
 }
 
