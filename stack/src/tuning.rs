@@ -338,7 +338,7 @@ pub(crate) mod cm {
     pub(crate) const A_WHILE: u8 = 4;
     /// Datagrams that wait to be sent. More: more memory. Less: floods drop answers sooner.
     pub(crate) const TX_MAX: usize = 4096;
-    /// Listeners and datagram services, and open questions. More: more memory.
+    /// Listeners of each kind, and open questions. More: more memory.
     pub(crate) const SERVICES_MAX: usize = 65_536;
     /// Requests and questions that wait for a listener. More: more memory. Less: a burst is refused
     /// early.

@@ -25,7 +25,7 @@ impl ConnectionManager {
         backlog: usize,
     ) -> Result<ListenerId, CmError> {
         let place = (service, address);
-        if self.resolvers.contains_key(&place) || self.services.contains_key(&place) {
+        if self.resolvers.contains_key(&place) {
             return Err(CmError::InUse);
         }
         if self.resolvers.len() >= SERVICES_MAX {

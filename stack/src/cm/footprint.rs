@@ -12,7 +12,7 @@ impl ConnectionManager {
             connections: self.conns.len(),
             by_request: self.by_request.len(),
             by_qpn: self.by_qpn.len(),
-            listeners: self.listeners.len() + self.resolvers.len() + self.services.len(),
+            listeners: self.listeners.len() + self.resolvers.len(),
             pending: waiting.map(|listener| listener.pending).sum(),
             asks: self.asks.len(),
             by_ask: self.by_ask.len(),

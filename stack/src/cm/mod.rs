@@ -35,7 +35,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use self::alive::{Letter, Notices};
 use self::conn::{Conn, State};
 pub use self::notes::{Note, Noted, Requested};
-use self::tables::{Ask, Early, ListenAddress, Listener, Query, ServingQp, Timer};
+use self::tables::{Ask, Early, ListenAddress, Listener, Query, Timer};
 pub use self::types::{
     Accept, Asked, CmConfig, CmError, CmEvent, CmFootprint, ConnId, Connect, Ended, ListenerId,
     QpSide, Reply, Request, SidrQueryId, SidrReqId, Transmit,
@@ -59,7 +59,6 @@ pub struct ConnectionManager {
     /// Connections, by address and queue pair of the peer.
     by_qpn: BTreeMap<(IpAddr, Qpn), CommId>,
     listeners: BTreeMap<ListenAddress, Listener>,
-    services: BTreeMap<ListenAddress, ServingQp>,
     /// Listeners for questions about datagram services.
     resolvers: BTreeMap<ListenAddress, Listener>,
     asks: BTreeMap<SidrReqId, Ask>,
@@ -99,7 +98,6 @@ impl ConnectionManager {
             by_request: BTreeMap::new(),
             by_qpn: BTreeMap::new(),
             listeners: BTreeMap::new(),
-            services: BTreeMap::new(),
             resolvers: BTreeMap::new(),
             asks: BTreeMap::new(),
             by_ask: BTreeMap::new(),
@@ -150,12 +148,11 @@ impl ConnectionManager {
         self.conns.len()
     }
 
-    /// Whether there is no state at all: no connection, listener, service or question.
+    /// Whether there is no state at all: no connection, listener or question.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.conns.is_empty()
             && self.listeners.is_empty()
-            && self.services.is_empty()
             && self.resolvers.is_empty()
             && self.asks.is_empty()
             && self.queries.is_empty()

@@ -1,46 +1,16 @@
-//! Datagram services: the queue pairs that serve them. Answers come from a table, so that questions
-//! that have a service leave no state; or from the program, see `asks`.
+//! Datagram services: our questions, and questions of peers for which there is no listener. The
+//! program answers the others, see `asks`.
 
 use core::net::IpAddr;
 
 use super::calls::{request_private, with_user};
-use super::tables::{ListenAddress, Query, ServingQp, Timer, places};
+use super::tables::{Query, Timer};
 use super::{CmError, CmEvent, ConnectionManager, SidrQueryId};
 use crate::tuning::cm::SERVICES_MAX;
 use crate::types::{Pkey, Qpn, Time};
 use crate::wire::cm::{CmMessage, IpHeader, ServiceId, SidrRep, SidrReq, SidrStatus};
 
 impl ConnectionManager {
-    /// Answers questions for `service` on `address`, a place as for [`listen`](Self::listen), with
-    /// this queue pair. Error: [`CmError::InUse`], [`CmError::PrivateTooLong`], [`CmError::Full`].
-    pub fn serve(
-        &mut self,
-        service: ServiceId,
-        address: Option<IpAddr>,
-        (qpn, qkey): (Qpn, u32),
-        private: &[u8],
-    ) -> Result<(), CmError> {
-        if private.len() > SidrRep::PRIVATE_LEN {
-            return Err(CmError::PrivateTooLong { max: SidrRep::PRIVATE_LEN });
-        }
-        let place = (service, address);
-        if self.services.contains_key(&place) || self.resolvers.contains_key(&place) {
-            return Err(CmError::InUse);
-        }
-        if self.services.len() >= SERVICES_MAX {
-            return Err(CmError::Full);
-        }
-        let entry = ServingQp { qpn, qkey, private: private.to_vec() };
-        self.services.insert((service, address), entry);
-        self.end_waits(service);
-        Ok(())
-    }
-
-    /// Stops answering them.
-    pub fn unserve(&mut self, service: ServiceId, address: Option<IpAddr>) {
-        self.services.remove(&(service, address));
-    }
-
     /// Asks a peer for the queue pair of a service: [`CmEvent::Resolved`] or
     /// [`CmEvent::Unresolved`] follows. Error: [`CmError::Family`], [`CmError::PrivateTooLong`]
     /// (180 bytes where the service has a port), [`CmError::Full`].
@@ -118,17 +88,15 @@ impl ConnectionManager {
         }
         let is_for_us = ask.service.port().is_none()
             || IpHeader::parse(ask.private).map(|(header, _)| header.dst) == Ok(dst);
-        let found = self.service(ask.service, dst).filter(|_| is_for_us);
         let (request, service) = (ask.request, ask.service);
         let emit = || CmMessage::SidrReq(*ask).emit(tid);
         if may_wait
             && is_for_us
-            && found.is_none()
             && self.wait_for_listener(now, (src, dst), (service, request), emit)
         {
             return;
         }
-        let nothing = SidrRep {
+        let refusal = SidrRep {
             request,
             status: SidrStatus::UNSUPPORTED,
             qpn: Qpn::default(),
@@ -137,20 +105,7 @@ impl ConnectionManager {
             info: &[],
             private: &[],
         };
-        let answer = match found.and_then(|place| self.services.get(&place)) {
-            Some(ServingQp { qpn, qkey, private }) => {
-                let (qpn, qkey) = (*qpn, *qkey);
-                SidrRep { status: SidrStatus::SUCCESS, qpn, qkey, private, ..nothing }
-            }
-            None => nothing,
-        };
-        let mad = CmMessage::SidrRep(answer).emit(tid);
-        self.counters.sidr_answered += u64::from(answer.status == SidrStatus::SUCCESS);
-        self.send((dst, src), mad);
-    }
-
-    fn service(&self, service: ServiceId, dst: IpAddr) -> Option<ListenAddress> {
-        places(service, dst).into_iter().find(|place| self.services.contains_key(place))
+        self.send((dst, src), CmMessage::SidrRep(refusal).emit(tid));
     }
 
     pub(super) fn on_sidr_rep(

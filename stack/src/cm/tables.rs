@@ -3,7 +3,7 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::types::{ListenerId, SidrQueryId, SidrReqId};
-use crate::types::{Qpn, Time};
+use crate::types::Time;
 use crate::wire::cm::{CommId, ServiceId};
 use crate::wire::mad::MadBytes;
 
@@ -65,14 +65,6 @@ pub(super) struct Early {
     pub(super) service: ServiceId,
     pub(super) mad: Box<MadBytes>,
     pub(super) due: Time,
-}
-
-/// The answer to questions for a service.
-#[derive(Debug)]
-pub(super) struct ServingQp {
-    pub(super) qpn: Qpn,
-    pub(super) qkey: u32,
-    pub(super) private: Vec<u8>,
 }
 
 /// A question of ours.

@@ -409,7 +409,7 @@ pub struct CmFootprint {
     pub by_request: usize,
     /// Entries that find a connection by the peer's queue pair.
     pub by_qpn: usize,
-    /// Listeners and datagram services.
+    /// Listeners for connections and for questions.
     pub listeners: usize,
     /// Requests and questions that count in a backlog.
     pub pending: usize,

@@ -11,12 +11,11 @@ use crate::net::{A, B, Net, address, ask};
 use crate::scenarios::rejection;
 
 const UDP: ServiceId = ServiceId::of_port(PortSpace::Udp, 7174);
-const SERVED: ServiceId = ServiceId::of_port(PortSpace::Udp, 7175);
 const PLACE: (Qpn, u32) = (Qpn::new(0x55), 0x1234);
 
-fn resolve(net: &mut Net, service: ServiceId) {
+fn resolve(net: &mut Net) {
     let (now, way) = (net.now, (address(A), address(B)));
-    net.cm[A].resolve(now, way, (service, 40_000), b"").unwrap();
+    net.cm[A].resolve(now, way, (UDP, 40_000), b"").unwrap();
     net.run(1);
 }
 
@@ -25,7 +24,6 @@ fn whatever_happens_twice_is_counted_twice() {
     let mut net = Net::new();
     net.listen(4);
     net.cm[B].listen_datagrams(UDP, None, 4).unwrap();
-    net.cm[B].serve(SERVED, None, PLACE, b"").unwrap();
     for qpn in [0x11, 0x12] {
         net.connected(qpn, qpn + 0x10);
     }
@@ -37,22 +35,19 @@ fn whatever_happens_twice_is_counted_twice() {
         net.take(B);
     }
     for answer in [Ok(PLACE), Err(SidrStatus::REJECT), Ok(PLACE)] {
-        resolve(&mut net, UDP);
+        resolve(&mut net);
         let CmEvent::Asked { ask, .. } = net.take(B).remove(0) else { panic!("no question") };
         net.cm[B].answer(net.now, ask, answer, b"").unwrap();
         net.run(1);
-    }
-    for _ in 0..2 {
-        resolve(&mut net, SERVED);
     }
     let [a, b] = [A, B].map(|side| *net.cm[side].counters());
     assert_eq!((a.connects, a.requests, a.established, a.by_message), (4, 0, 2, 0));
     assert_eq!((b.connects, b.requests, b.established, b.by_message), (0, 4 + 3, 2, 0));
     assert_eq!((a.rejects_sent, a.rejects_received), (0, 2));
     assert_eq!((b.rejects_sent, b.rejects_received), (2, 0));
-    assert_eq!((a.sidr_answered, b.sidr_answered), (0, 4), "the refused one does not count");
+    assert_eq!((a.sidr_answered, b.sidr_answered), (0, 2), "the refused one does not count");
     // REQ, RTU; REQ; SIDR_REQ: and the other side's REP, REJ, SIDR_REP.
-    assert_eq!((a.sent, a.received), (2 * 2 + 2 + 5, 2 + 2 + 5));
+    assert_eq!((a.sent, a.received), (2 * 2 + 2 + 3, 2 + 2 + 3));
     assert_eq!((b.sent, b.received), (a.received, a.sent));
     for side in [a, b] {
         assert_eq!((side.malformed, side.stray, side.duplicates, side.repeated), (0, 0, 0, 0));
@@ -66,8 +61,7 @@ fn a_footprint_is_what_is_there() {
     let mut net = Net::new();
     net.listen(4);
     net.cm[B].listen_datagrams(UDP, None, 4).unwrap();
-    net.cm[B].serve(SERVED, None, PLACE, b"").unwrap();
-    let listening = CmFootprint { listeners: 3, ..CmFootprint::default() };
+    let listening = CmFootprint { listeners: 2, ..CmFootprint::default() };
     assert_eq!(net.cm[B].footprint(), listening);
     for qpn in [0x11, 0x12] {
         net.connect(qpn);
@@ -78,7 +72,7 @@ fn a_footprint_is_what_is_there() {
     assert_eq!(net.cm[A].footprint().datagrams, 0);
     let heard = net.take(B);
     for _ in 0..2 {
-        resolve(&mut net, UDP);
+        resolve(&mut net);
     }
     assert_eq!((net.cm[A].footprint().queries, net.cm[A].footprint().timers), (2, 4));
     let questions = net.take(B);
@@ -140,7 +134,7 @@ fn an_old_answer_that_goes_takes_no_other_with_it() {
     net.cm[B].listen_datagrams(UDP, None, 4).unwrap();
     let answer = |net: &mut Net, count: usize| {
         for _ in 0..count {
-            resolve(net, UDP);
+            resolve(net);
             let CmEvent::Asked { ask, .. } = net.one(B) else { panic!("no question") };
             net.cm[B].answer(net.now, ask, Ok(PLACE), b"").unwrap();
         }
@@ -254,7 +248,7 @@ fn questions_that_nobody_answers_are_counted_each_time() {
     let mut net = Net::new();
     net.mute[A] = true;
     for round in 1..=2 {
-        resolve(&mut net, UDP);
+        resolve(&mut net);
         net.run(600_000);
         let counters = net.cm[A].counters();
         assert_eq!(counters.timeouts, round);

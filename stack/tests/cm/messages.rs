@@ -11,13 +11,16 @@ const UDP: ServiceId = ServiceId::of_port(PortSpace::Udp, 7174);
 #[test]
 fn what_does_not_fit_into_a_message_is_refused() {
     let mut net = Net::new();
-    let place = (Qpn::new(0x55), 0x1234);
+    let qp = Ok((Qpn::new(0x55), 0x1234));
     let too_long = |max| Err(CmError::PrivateTooLong { max });
-    assert_eq!(net.cm[B].serve(UDP, None, place, &[1; 137]), too_long(136));
-    assert_eq!(net.cm[B].serve(UDP, None, place, &[1; 136]), Ok(()));
+    net.cm[B].listen_datagrams(UDP, None, 1).unwrap();
     let (now, way) = (net.now, (address(A), address(B)));
     assert!(net.cm[A].resolve(now, way, (UDP, 40_000), &[1; 181]).is_err());
     net.cm[A].resolve(now, way, (UDP, 40_000), &[1; 180]).unwrap();
+    net.run(1);
+    let CmEvent::Asked { ask: question, .. } = net.one(B) else { panic!("no question") };
+    assert_eq!(net.cm[B].answer(now, question, qp, &[1; 137]), too_long(136));
+    assert_eq!(net.cm[B].answer(now, question, qp, &[1; 136]), Ok(()));
     net.run(1);
     assert!(matches!(net.one(A), CmEvent::Resolved { private, .. } if private[..] == [1; 136]));
     assert_eq!(

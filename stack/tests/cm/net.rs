@@ -193,6 +193,15 @@ impl Net {
         self.cm[B].accept(now, conn, &accept).unwrap();
     }
 
+    /// B answers all questions that it has received with this queue pair.
+    #[track_caller]
+    pub(crate) fn answer(&mut self, qp: (Qpn, u32), private: &[u8]) {
+        for event in self.take(B) {
+            let CmEvent::Asked { ask, .. } = event else { panic!("{event:?}") };
+            self.cm[B].answer(self.now, ask, Ok(qp), private).unwrap();
+        }
+    }
+
     /// A request of A that B has received.
     pub(crate) fn asked(&mut self, qpn: u32) -> (ConnId, ConnId) {
         let a = self.connect(qpn);

@@ -14,7 +14,6 @@ use crate::tables::{assert_same, tables};
 use crate::thirds::{STEPS, Step, at};
 
 const UDP: ServiceId = ServiceId::of_port(PortSpace::Udp, 7174);
-const OTHER: ServiceId = ServiceId::of_port(PortSpace::Udp, 7175);
 const LONG: [u8; 300] = [7; 300];
 const V6: IpAddr = IpAddr::V6(std::net::Ipv6Addr::LOCALHOST);
 
@@ -27,17 +26,9 @@ const fn too_long(max: usize) -> CmError {
 }
 
 /// Calls that are refused in every state of the connection.
-const ALWAYS: [Refused; 19] = [
+const ALWAYS: [Refused; 15] = [
     (CmError::InUse, "listen", |cm, _, _| cm.listen(SERVICE, None, 1).map(drop)),
     (CmError::InUse, "listen to datagrams", |cm, _, _| cm.listen_datagrams(UDP, None, 1).map(drop)),
-    (CmError::InUse, "listen where it is served", |cm, _, _| {
-        cm.listen_datagrams(OTHER, None, 1).map(drop)
-    }),
-    (CmError::InUse, "serve", |cm, _, _| cm.serve(OTHER, None, (Qpn::new(9), 9), b"")),
-    (CmError::InUse, "serve a decided request", |cm, _, _| {
-        cm.serve(UDP, None, (Qpn::new(9), 9), b"")
-    }),
-    (too_long(136), "serve", |cm, _, _| cm.serve(OTHER, Some(V6), (Qpn::new(9), 9), &LONG[..137])),
     (CmError::Family, "connect", |cm, now, _| {
         cm.connect(now, &Connect { remote: V6, ..ask(5, b"") }).map(drop)
     }),
@@ -107,7 +98,6 @@ fn what_is_refused_changes_nothing_in_any_state() {
             let cm = &mut net.cm[side];
             let _ = cm.listen(SERVICE, None, 1);
             cm.listen_datagrams(UDP, None, 1).unwrap();
-            cm.serve(OTHER, None, (Qpn::new(7), 7), b"").unwrap();
             let calls = ALWAYS.into_iter().chain(at_the_wrong_time(step, side));
             for (why, what, call) in calls {
                 let before = tables(cm);

@@ -109,21 +109,21 @@ fn a_question_waits_for_its_listener() {
         let way = (address(A), address(B));
         net.cm[A].resolve(net.now, way, (service, 9), b"").unwrap()
     };
-    for served in [false, true] {
+    for accepted in [false, true] {
         let (query, second) = (ask(&mut net), ask(&mut net));
         net.run(50);
         let other = net.cm[B].listen(ServiceId::of_port(PortSpace::Tcp, 7), None, 4).unwrap();
         net.run(10);
         assert_eq!((net.take(A), net.take(B), net.cm[B].footprint().early), (vec![], vec![], 2));
         net.cm[B].unlisten(other, |_| false);
-        if served {
-            net.cm[B].serve(service, None, (Qpn::new(0x22), 5), b"").unwrap();
+        let listener = net.cm[B].listen_datagrams(service, None, 4).unwrap();
+        net.run(1);
+        if accepted {
+            net.answer((Qpn::new(0x22), 5), b"");
             net.run(1);
             let resolved = |event: &CmEvent| matches!(event, CmEvent::Resolved { qkey: 5, .. });
             assert!(net.take(A).iter().filter(|event| resolved(event)).count() == 2);
         } else {
-            let listener = net.cm[B].listen_datagrams(service, None, 4).unwrap();
-            net.run(1);
             let events = net.take(B);
             let asked = |event: &CmEvent| match event {
                 CmEvent::Asked { listener: of, ask, .. } if *of == listener => *ask,
@@ -138,11 +138,10 @@ fn a_question_waits_for_its_listener() {
             let expected = [query, second].map(|query| unresolved(query, status, b""));
             told.sort_by_key(|event| *event != expected[0]);
             assert_eq!(told, expected);
-            net.cm[B].unlisten_datagrams(net.now, listener, |_| false);
         }
+        net.cm[B].unlisten_datagrams(net.now, listener, |_| false);
         assert_eq!(net.cm[B].footprint().early, 0);
     }
-    net.cm[B].unserve(service, None);
     // Without one it is refused, late and once.
     let query = ask(&mut net);
     net.run(99);
@@ -511,14 +510,14 @@ fn resolve(net: &mut Net) -> SidrQueryId {
 #[test]
 fn a_datagram_service_is_resolved() {
     let mut net = Net::new();
-    net.cm[B].serve(UDP, None, (Qpn::new(0x55), 0x1234), b"here").unwrap();
+    let listener = net.cm[B].listen_datagrams(UDP, None, 1).unwrap();
     let query = resolve(&mut net);
+    net.run(1);
+    net.answer((Qpn::new(0x55), 0x1234), b"here");
     net.run(1);
     let CmEvent::Resolved { query: of, qpn, qkey, private } = net.one(A) else { panic!() };
     assert_eq!((of, qpn, qkey, &private[..5]), (query, Qpn::new(0x55), 0x1234, &b"here\0"[..]));
-    assert_eq!(net.take(B), vec![]);
-    net.cm[B].unserve(UDP, None);
-    assert!(net.cm[A].is_empty() && net.cm[B].is_empty());
+    net.cm[B].unlisten_datagrams(net.now, listener, |_| false);
     let query = resolve(&mut net);
     net.run(1);
     assert_eq!(net.one(A), unresolved(query, Some(SidrStatus::UNSUPPORTED), b""));

@@ -290,8 +290,10 @@ fn two_questions_of_ours_to_one_service_are_answered_or_given_up_each_by_itself(
     net.run(5_600);
     assert_eq!(net.one(A), unresolved(second, None, b""));
     net.mute[A] = false;
-    net.cm[B].serve(UDP, None, (Qpn::new(7), 9), b"").unwrap();
+    net.cm[B].listen_datagrams(UDP, None, 4).unwrap();
     net.run(500);
+    net.answer((Qpn::new(7), 9), b"");
+    net.run(1);
     assert!(matches!(net.one(A), CmEvent::Resolved { query, .. } if query == third));
     assert!(net.cm[A].is_empty() && net.cm[A].poll_timeout().is_none());
 }

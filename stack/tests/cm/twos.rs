@@ -191,13 +191,15 @@ fn a_connection_is_established_once_by_its_rtu_and_by_a_message() {
 #[test]
 fn a_question_that_was_repeated_leaves_no_timer_behind() {
     let mut net = Net::new();
-    net.cm[B].serve(UDP, None, (rocinante_stack::types::Qpn::new(7), 9), b"").unwrap();
+    net.cm[B].listen_datagrams(UDP, None, 4).unwrap();
     net.mute[A] = true;
     net.cm[A].resolve(net.now, (address(A), address(B)), (UDP, 40_000), b"").unwrap();
     net.run(600);
     net.mute[A] = false;
     net.run(600);
     assert!(count(&mut net, A, "SIDR_REQ") >= 3);
+    net.answer((rocinante_stack::types::Qpn::new(7), 9), b"");
+    net.run(1);
     assert!(matches!(net.one(A), CmEvent::Resolved { .. }));
     assert_eq!((net.cm[A].poll_timeout(), net.cm[A].is_empty()), (None, true));
 }

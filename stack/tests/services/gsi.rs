@@ -316,7 +316,7 @@ fn each_datagram_says_whom_it_is_for() {
     let service = ServiceId::of_port(PortSpace::Tcp, 7);
     let datagrams = ServiceId::of_port(PortSpace::Udp, 8);
     there.listen(service, None, 8).unwrap();
-    there.serve(datagrams, None, (Qpn::new(0x77), 1), b"").unwrap();
+    there.listen_datagrams(datagrams, None, 1).unwrap();
     let side = side(Qpn::new(0x05_0123));
     let ask = ask(addresses, service, side);
     let conn = here.connect(now, &ask).unwrap();
@@ -329,9 +329,16 @@ fn each_datagram_says_whom_it_is_for() {
             there.handle_mad(now, addresses[0], addresses[1], &sent.mad);
         }
         while let Some(event) = there.poll_event() {
-            if let CmEvent::Request { conn, .. } = event {
-                let side = QpSide { qpn: Qpn::new(0xc3_0456), ..side };
-                there.accept(now, conn, &Accept { side, keep_alive: None, private: b"" }).unwrap();
+            match event {
+                CmEvent::Request { conn, .. } => {
+                    let side = QpSide { qpn: Qpn::new(0xc3_0456), ..side };
+                    let accept = Accept { side, keep_alive: None, private: b"" };
+                    there.accept(now, conn, &accept).unwrap();
+                }
+                CmEvent::Asked { ask, .. } => {
+                    there.answer(now, ask, Ok((Qpn::new(0x77), 1)), b"").unwrap();
+                }
+                _ => {}
             }
         }
         while let Some(sent) = there.poll_transmit() {

@@ -15,16 +15,6 @@ pub const fn code_to_ns(code: u8) -> u64 {
     4096 << (code & 31)
 }
 
-/// The smallest code for a time of at least `ns` nanoseconds; 31 (2.4 hours) if there is none.
-#[must_use]
-pub const fn ns_to_code(ns: u64) -> u8 {
-    let mut code = 0;
-    while code < 31 && code_to_ns(code) < ns {
-        code += 1;
-    }
-    code
-}
-
 /// Writes the part of the private data that fits.
 pub(super) fn put(out: &mut [u8], private: &[u8]) {
     let len = private.len().min(out.len());
@@ -39,11 +29,5 @@ mod tests {
     fn times_and_codes() {
         assert_eq!(code_to_ns(0), 4096);
         assert_eq!(code_to_ns(20), 4_294_967_296);
-        assert_eq!(ns_to_code(4096), 0);
-        assert_eq!(ns_to_code(4097), 1);
-        assert_eq!(ns_to_code(u64::MAX), 31);
-        for code in 0..32 {
-            assert_eq!(ns_to_code(code_to_ns(code)), code);
-        }
     }
 }

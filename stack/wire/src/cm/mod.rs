@@ -18,7 +18,7 @@ mod sidr;
 
 pub use answer::{Apr, Drep, Dreq, Lap, Mra, Rej, RejReason, Rtu, Subject};
 pub use connect::{Announced, CmPath, Rep, Req, Transport};
-pub use field::{CommId, code_to_ns, ns_to_code};
+pub use field::{CommId, code_to_ns};
 pub use ip::{Gid, IpHeader, IpHeaderError, PortSpace, ServiceId};
 pub use message::CmMessage;
 pub use sidr::{SidrRep, SidrReq, SidrStatus};
