@@ -14,18 +14,15 @@ pub(crate) fn run(args: &[&str], from: &Path) -> Result<(), String> {
         return program(&[&["device"], args].concat(), from);
     }
     setup::packages(setup::TESTS);
-    if let Some(&"compare" | &"bench" | &"policy") = args.first() {
+    if let Some(&"bench" | &"policy") = args.first() {
         return in_guest(args);
     }
     // The libraries for unmodified programs.
     command::run(&mut cargo("build --quiet -p rocinante-capi -p rocinante-paths"))?;
     let (subset, rest): (Vec<&str>, Vec<&str>) = args.iter().partition(|arg| **arg == "--subset");
     let mut command = cargo("test --quiet -p rocinante-interop --test matrix --");
-    if subset.is_empty() {
-        command.arg("--whole");
-    }
     // A filter with a typing error must not pass.
-    command.arg("--some");
+    command.args(subset.is_empty().then_some("--whole")).arg("--some");
     command::run(command.args(rest))
 }
 
@@ -41,8 +38,8 @@ fn program(args: &[&str], from: &Path) -> Result<(), String> {
 }
 
 /// Runs other work than the matrix in the guest: it measures Soft-RoCE and Rocinante side by side
-/// (`args` are `compare` or `bench` and their arguments), or checks the rules and limits that bind
-/// there (`policy` and arguments of `rocinante policy-check`).
+/// (`args` are `bench` and its arguments), or checks the rules and limits that bind there (`policy`
+/// and arguments of `rocinante policy-check`).
 fn in_guest(args: &[&str]) -> Result<(), String> {
     let packages = "-p rocinante-bench -p rocinante-interop -p rocinante-cli";
     command::run(&mut cargo(&format!("build --release --bins {packages}")))?;

@@ -61,8 +61,7 @@ cargo xtask COMMAND
                        boot a virtual machine with Linux Soft-RoCE, and run the matrix of what we do with it: all of it,
                        or the part that `test` runs; only cells with every FILTER in their names
                        (--list names them, --times=N repeats them, --write-subset chooses that part anew)
-  interop compare [ARGS], interop bench [ARGS]
-                       in that machine, `rocinante-bench compare ARGS` or `rocinante-bench ARGS` beside Soft-RoCE
+  interop bench [ARGS] in that machine, `rocinante-bench ARGS` beside Soft-RoCE
   interop agent [ADDRESS:PORT]
                        on a machine with an RDMA device of the kernel's: let others try it
   interop --device NAME [--agent HOST|local] [--ours ADDRESS] ...

@@ -58,7 +58,7 @@ const MIRI: &[Run] = &[
     Run {
         package: "rocinante-stack",
         target: &["--test", "rc"],
-        names: &["scenarios::a_gap", "scenarios::a_lost"],
+        names: &["scenarios::a_lost"],
         ..RUN
     },
 ];

@@ -8,7 +8,7 @@ use rocinante_cli::ending::handle_signals;
 use rocinante_cli::{policy, worker};
 use rocinante_lab::exit_with_parent;
 
-use crate::{bench, cm, compare, evaluate, workers};
+use crate::{bench, cm, evaluate, workers};
 
 #[derive(Debug, Parser)]
 #[command(name = "rocinante-bench", version, args_conflicts_with_subcommands = true)]
@@ -21,7 +21,6 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Compare(compare::Args),
     Cm(cm::Args),
     Evaluate(evaluate::Args),
     #[command(hide = true)]
@@ -40,7 +39,6 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = Cli::parse_from(args);
     match cli.command {
         None => bench::run(&cli.bench),
-        Some(Command::Compare(args)) => compare::run(&args),
         Some(Command::Cm(args)) => {
             if let Err(error) = handle_signals() {
                 eprintln!("rocinante-bench: signals end it by themselves: {error}");

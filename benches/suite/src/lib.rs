@@ -2,7 +2,6 @@
 //!
 //! - [`mod@bench`] measures all backends, each figure beside a raw baseline and TCP, and judges
 //!   goals.
-//! - [`compare`] measures providers side by side.
 //! - [`cm`] measures the connection manager.
 //! - [`evaluate`] makes the whole study of a machine.
 //! - [`workers`] starts the two processes of a measurement.
@@ -13,7 +12,6 @@ pub mod bench;
 mod chart;
 pub mod cm;
 pub mod command;
-pub mod compare;
 pub mod evaluate;
 mod goal;
 mod machine;

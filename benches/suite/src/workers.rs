@@ -1,5 +1,5 @@
 //! Processes that measure together, each in a namespace of its own: pairs, or one receiver and many
-//! senders. [`bench`](crate::bench) and [`compare`](crate::compare) use them.
+//! senders. [`bench`](crate::bench) uses them.
 //!
 //! A [`Measure`] names a quantity to measure. A `Step` is a measure with a size and a time. One
 //! pair of processes does the steps of one subject: our device, a raw baseline, or another

@@ -41,10 +41,9 @@ const LIMIT: Duration = Duration::from_secs(7200);
 /// Where a report is written in the guest.
 const REPORT: &str = "/tmp/report";
 
-/// Runs `rocinante-bench compare` or `rocinante-bench` in a guest, with Soft-RoCE beside ours, and
-/// prints the output. A report is copied out of the guest. `args` are `compare` or `bench` and the
-/// arguments of that. `rocinante-bench` and `rocinante-interop` must be beside this program. Error:
-/// the guest does not start, or the command failed.
+/// Runs `rocinante-bench` with `args` in a guest, with Soft-RoCE beside ours, and prints the
+/// output. A report is copied out of the guest. `rocinante-bench` and `rocinante-interop` must be
+/// beside this program. Error: the guest does not start, or the command failed.
 pub fn run(args: &[String]) -> Result<()> {
     let (words, report) = with_report_inside(args)?;
     let (_lab, guest) = Guest::beside_this_program()?;
@@ -53,21 +52,14 @@ pub fn run(args: &[String]) -> Result<()> {
         "Linux {kernel}, {accelerator:?}: where the processor is emulated, only ratios mean anything"
     );
     guest.read(DEVICES, Duration::from_secs(60))?;
-    let [name, rest @ ..] = &words[..] else { return Err(Error::new("no command")) };
-    let rest = rest.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
-    let name = match name.as_str() {
-        "bench" => "rocinante-bench",
-        "compare" => "rocinante-bench compare",
-        _ => return Err(Error::new(format!("{name}: say `bench` or `compare`"))),
-    };
-    let command = format!(
-        "/host/{name} --local 10.66.0.1 --remote 10.66.0.2 --devices sbs_rxe0,sbs_rxe1 {rest}"
-    );
+    let words = words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
+    let place = "--local 10.66.0.1 --remote 10.66.0.2 --devices sbs_rxe0,sbs_rxe1";
+    let command = format!("/host/rocinante-bench {place} {words}");
     let outcome = guest.run(&command, LIMIT)?;
     eprint!("{}", outcome.stderr);
     print!("{}", outcome.stdout);
     if outcome.code != 0 {
-        return Err(Error::new(format!("{name} failed")));
+        return Err(Error::new("rocinante-bench failed"));
     }
     if let Some(dir) = report {
         let failed = |error: std::io::Error| Error::new(format!("{}: {error}", dir.display()));
@@ -106,10 +98,10 @@ mod tests {
         let of = |line: &str| {
             with_report_inside(&line.split(' ').map(str::to_owned).collect::<Vec<_>>())
         };
-        let (words, dir) = of("bench --quick --report out --runs 1").unwrap();
-        assert_eq!(words.join(" "), "bench --quick --report /tmp/report --runs 1");
+        let (words, dir) = of("--quick --report out --runs 1").unwrap();
+        assert_eq!(words.join(" "), "--quick --report /tmp/report --runs 1");
         assert_eq!(dir, Some(PathBuf::from("out")));
-        assert_eq!(of("compare --runs 1").unwrap().1, None);
-        assert!(of("bench --report").is_err());
+        assert_eq!(of("--runs 1").unwrap().1, None);
+        assert!(of("--report").is_err());
     }
 }

@@ -8,7 +8,6 @@ mod bench;
 mod black_hole;
 mod capture;
 mod cm_bench;
-mod compare;
 mod confined;
 mod container;
 mod devices;

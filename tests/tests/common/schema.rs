@@ -52,7 +52,6 @@ fn name_of(object: &Value) -> &str {
         "perf" if object.get("interval").is_some() => "perf-interval",
         "rocinante" => "usage",
         "rocinante-bench" => "bench",
-        "rocinante-bench compare" => "bench-compare",
         "rocinante-bench cm" => "bench-cm",
         "rocinante-bench evaluate" => "bench-evaluate",
         "rocinante-sim" => "sim",
