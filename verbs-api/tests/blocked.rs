@@ -21,7 +21,7 @@ const BURST: u64 = 40;
 /// A device behind a gate, with a background thread named after the device; and a device that the
 /// test drives.
 fn sides(name: &str) -> (SimGate, Side, Side) {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let (port, gate) = net.gated_port(&[A], &SimConfig::default()).unwrap();
     let a = Side::over(port, name, true);
     let b = Side::over(net.port(&[B], &SimConfig::default()).unwrap(), "far", false);
@@ -126,7 +126,7 @@ fn the_tail_of_a_burst_of_datagrams_leaves_when_the_port_takes_more() {
 #[test]
 fn a_port_that_blocks_wakes_no_other_device() {
     let (gate, a, b) = sides("gate-one");
-    let net = SimNet::new(2);
+    let net = SimNet::new();
     let port = net.port(&[A], &SimConfig::default()).unwrap();
     let other = Side::over(port, "gate-other", true);
     let build = |side: &Side| {

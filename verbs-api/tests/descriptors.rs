@@ -32,7 +32,7 @@ fn is_lack<T>(result: Result<T, VerbsError>) -> bool {
 fn whoever_finds_no_descriptor_leaves_nothing_and_tries_again() {
     use rustix::process::{Resource, Rlimit, setrlimit};
     setrlimit(Resource::Nofile, Rlimit { current: Some(256), maximum: Some(256) }).unwrap();
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let sides = sides(&net, [false, false]);
     let [a, b]: &[Side; 2] = &sides;
     let at = (ADDRESSES[1], 7471).into();

@@ -25,7 +25,7 @@ fn a_receive_completes_only_once_its_acknowledgement_has_left() {
     };
     for messages in [1, 2, 3, 10] {
         for with_immediate in [false, true] {
-            let net = SimNet::new(1);
+            let net = SimNet::new();
             let sides = sides(&net, [false, false]);
             let [a, b] = &sides;
             let [qp, peer] = connect(&sides, 20);
@@ -54,7 +54,7 @@ fn a_receive_completes_only_once_its_acknowledgement_has_left() {
 /// before. A message without an answer is acknowledged with the program's next call.
 #[test]
 fn who_answers_acknowledges_with_the_answer() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let sides = sides(&net, [false, false]);
     let [a, b] = &sides;
     let [qp, peer] = connect(&sides, 20);
@@ -122,7 +122,7 @@ fn connected_by_cm([a, b]: &[Side; 2]) -> [cm::Connection; 2] {
 /// The answer to a disconnection leaves before its event can be taken.
 #[test]
 fn who_hears_of_the_end_of_a_connection_has_answered() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let sides = sides(&net, [false, false]);
     let [a, b] = &sides;
     let [asked, accepted] = connected_by_cm(&sides);
@@ -140,7 +140,7 @@ fn who_hears_of_the_end_of_a_connection_has_answered() {
 /// another thread of it could end the program at any moment.
 #[test]
 fn an_answer_leaves_before_any_thread_can_see_what_it_answers() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let sides = sides(&net, [false, false]);
     let [_, b] = &sides;
     let [asked, accepted] = connected_by_cm(&sides);
@@ -172,7 +172,7 @@ fn an_answer_leaves_before_any_thread_can_see_what_it_answers() {
 #[test]
 fn who_drops_a_queue_pair_has_acknowledged_all_that_came() {
     for count in [1, 2] {
-        let sides = sides(&SimNet::new(1), [false, false]);
+        let sides = sides(&SimNet::new(), [false, false]);
         let [a, b] = &sides;
         let [qp, peer] = connect(&sides, 20);
         let op = SendOp::Write { remote: b.mr.address(), rkey: b.mr.rkey(), imm: None };

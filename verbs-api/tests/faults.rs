@@ -104,7 +104,7 @@ fn run(case: &str) {
         "not touched, ignored" => set_for(libc::SIGBUS, libc::SIG_IGN, 0),
         _ => {}
     }
-    let sides = undriven(1);
+    let sides = undriven();
     refuses(&sides);
     match case {
         "after" => set(handle as *const () as usize, libc::SA_SIGINFO),
@@ -218,7 +218,7 @@ fn interrupted() {
     if pid > 0 {
         std::process::exit(status_of(pid));
     }
-    let sides = undriven(2);
+    let sides = undriven();
     let region = sides[0].pd.allocate(BYTES, Access::ALL).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -318,7 +318,7 @@ fn forked(_: &[Side; 2]) {
     // SAFETY: the child makes its objects anew.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        refuses(&undriven(2));
+        refuses(&undriven());
         // SAFETY: it only ends the child.
         unsafe { libc::_exit(HANDLED) };
     }

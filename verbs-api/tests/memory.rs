@@ -22,7 +22,7 @@ fn remote(mr: &Mr, offset: usize) -> SendOp {
 
 /// Two devices, each with or without its background thread, and a connection between them.
 fn connected(background: [bool; 2]) -> ([Side; 2], [Qp; 2]) {
-    let sides = sides(&SimNet::new(1), background);
+    let sides = sides(&SimNet::new(), background);
     let qps = connect(&sides, TIMEOUT);
     (sides, qps)
 }

@@ -189,7 +189,7 @@ impl Touch {
 /// middle of the message.
 #[test]
 fn only_the_queue_pair_ends_that_touches_memory_that_is_gone() {
-    let sides = undriven(1);
+    let sides = undriven();
     let beside = connect(&sides, TIMEOUT);
     for how in WAYS {
         for touch in TOUCHES {
@@ -227,7 +227,7 @@ fn only_the_queue_pair_ends_that_touches_memory_that_is_gone() {
 /// Through a window, and after a change of the region.
 #[test]
 fn what_else_leads_to_memory_that_is_gone_is_refused_too() {
-    let sides = undriven(2);
+    let sides = undriven();
     for how in WAYS {
         let pages = Pages::new();
         let region = pages.register(&sides[1], Access::ALL | Access::MW_BIND);
@@ -254,7 +254,7 @@ fn what_else_leads_to_memory_that_is_gone_is_refused_too() {
 /// Everything behind a request that cannot be read is flushed, and requests before it are done.
 #[test]
 fn requests_before_one_that_cannot_be_read_are_done_and_those_behind_it_flushed() {
-    let sides = undriven(3);
+    let sides = undriven();
     let pages = Pages::new();
     let region = pages.register(&sides[0], Access::ALL);
     let qp = connect(&sides, TIMEOUT);
@@ -277,7 +277,7 @@ fn requests_before_one_that_cannot_be_read_are_done_and_those_behind_it_flushed(
 /// The device's own threads touch it.
 #[test]
 fn memory_that_is_gone_ends_no_device_that_drives_itself() {
-    let sides = sim::sides(&rocinante_netdev::sim::SimNet::new(4), [true, true]);
+    let sides = sim::sides(&rocinante_netdev::sim::SimNet::new(), [true, true]);
     for how in WAYS {
         let pages = Pages::new();
         let region = pages.register(&sides[1], Access::ALL);
@@ -297,7 +297,7 @@ fn memory_that_is_gone_ends_no_device_that_drives_itself() {
 #[test]
 #[should_panic(expected = "the memory of the region is there")]
 fn a_region_whose_memory_is_gone_is_not_read() {
-    let sides = undriven(5);
+    let sides = undriven();
     let pages = Pages::new();
     let region = pages.register(&sides[0], Access::ALL);
     pages.go(Gone::Protected);

@@ -36,7 +36,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let net = SimNet::new(1);
+        let net = SimNet::new();
         let sides = sides(&net, [false, false]);
         let port = net.port(&[[10, 0, 0, 3].into()], &SimConfig::default()).unwrap();
         let limits = Limits::default().max_qp(1).max_mr(1).max_cq(1).max_srq(1);
@@ -199,7 +199,7 @@ const CREATE: [(&str, Call); 22] = [
     ("a second device at an address", |w| {
         // Objects that were made for a device that then fails to open go with it.
         drop(w.a.ctx.create_comp_channel().unwrap());
-        let net = SimNet::new(3);
+        let net = SimNet::new();
         let _first = net.port(&[ADDRESSES[0]], &SimConfig::default()).unwrap();
         Ok(net.port(&[ADDRESSES[0]], &SimConfig::default()).map(drop)?)
     }),

@@ -34,7 +34,7 @@ fn write(wr_id: u64, to: &Side, signaled: bool) -> SendWr<'static> {
 fn an_answer_that_waits_behind_many_packets_is_no_silence() {
     const BEFORE: usize = 400;
     const TIMEOUT_10: Duration = Duration::from_nanos(4096 << 10);
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let sides = sides(&net, [false, false]);
     let [a, b] = &sides;
     let [_its, busy] = connect(&sides, 20);
@@ -56,7 +56,7 @@ fn an_answer_that_waits_behind_many_packets_is_no_silence() {
 #[test]
 fn the_timeout_begins_when_the_packet_leaves() {
     const TIMEOUT_14: Duration = Duration::from_nanos(4096 << 14);
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let sides = sides(&net, [false, false]);
     let [a, b] = &sides;
     let [qp, _peer] = connect(&sides, 14);
@@ -90,7 +90,7 @@ fn the_timeout_begins_when_the_packet_leaves() {
 /// for long.
 #[test]
 fn who_is_woken_by_a_packet_reads_it_before_it_stands_aside() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let sides = sides(&net, [false, true]);
     let [a, b] = &sides;
     let [qp, _peer] = connect(&sides, 20);
@@ -129,7 +129,7 @@ fn a_thread_that_polls_in_vain_beside_others_sleeps() {
         eprintln!("SKIPPED: the kernel does not say how long a thread waits for a processor");
         return;
     }
-    let sides = sides(&SimNet::new(1), [true, true]);
+    let sides = sides(&SimNet::new(), [true, true]);
     let [qp, _peer] = connect(&sides, 20);
     let [a, b] = &sides;
     let until = Instant::now() + Duration::from_secs(120);

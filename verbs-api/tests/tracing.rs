@@ -64,7 +64,7 @@ impl Subscriber for Lines {
 fn what_happens_is_told_and_no_packet_is() {
     let lines = Lines::default();
     tracing::subscriber::set_global_default(lines.clone()).unwrap();
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let sides = sides(&net, [true, true]);
     let [a, b] = &sides;
     assert!(lines.has(&["rocinante::device", "device=\"sim\"", "opened", "a test wants it"]));

@@ -44,12 +44,12 @@ impl<T> Flight<T> {
         self.bytes
     }
 
-    /// Starts a flight: of these bytes, shortened and changed as the fate says.
+    /// Starts a flight: of these bytes, changed as the fate says.
     pub(crate) fn launch(&mut self, of: T, payload: &[u8], fate: &Fate) {
         let mut bytes = self.buffers.pop().unwrap_or_default();
         self.spare -= bytes.capacity();
         bytes.clear();
-        bytes.extend_from_slice(&payload[..fate.len]);
+        bytes.extend_from_slice(payload);
         if let Some(bit) = fate.flip {
             flip(&mut bytes, bit);
         }
@@ -105,7 +105,7 @@ mod tests {
             let sizes = (0..4000).map(|n| 100 + 2 * n);
             sizes
                 .clone()
-                .for_each(|len| flight.launch(len, &vec![round as u8; len], &Fate::at(at, len)));
+                .for_each(|len| flight.launch(len, &vec![round as u8; len], &Fate::at(at)));
             assert!(flight.peek(at - Duration::from_nanos(1)).is_none());
             for len in sizes {
                 assert_eq!(flight.peek(at), Some((&len, &vec![round as u8; len][..])));

@@ -11,57 +11,52 @@ const ETHERNET: usize = 14;
 const UNCOVERED: usize = 4;
 
 /// How a link treats its datagrams, in one direction. The default is perfect: no delay, no fault.
-///
-/// Probabilities are in parts per million (1 % = 10,000). They are drawn for each datagram from the
-/// link's own generator, so one link's faults do not depend on the traffic of others.
+/// Probabilities are in parts per million (1 % = 10,000).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct LinkConfig {
+pub(crate) struct LinkConfig {
     /// Time from the sender's flush (or the end of the rate limiter's queue) to the receiver.
-    pub delay: Duration,
+    pub(crate) delay: Duration,
     /// Up to this much additional delay, drawn for each datagram. Datagrams overtake one another if
     /// it exceeds the distance between them.
-    pub jitter: Duration,
+    pub(crate) jitter: Duration,
     /// Datagrams lost, one by one.
-    pub drop_ppm: u32,
+    pub(crate) drop_ppm: u32,
     /// Datagrams that start a burst of losses.
-    pub burst_ppm: u32,
+    pub(crate) burst_ppm: u32,
     /// The longest such burst in datagrams; each takes 1 to this many.
-    pub burst_max: u32,
+    pub(crate) burst_max: u32,
     /// Datagrams that arrive twice.
-    pub duplicate_ppm: u32,
+    pub(crate) duplicate_ppm: u32,
     /// Datagrams that arrive late, so that later ones overtake them.
-    pub reorder_ppm: u32,
+    pub(crate) reorder_ppm: u32,
     /// The longest delay of those; each is delayed by 1 ns to this much.
-    pub reorder_delay: Duration,
+    pub(crate) reorder_delay: Duration,
     /// Datagrams with one bit flipped, any from the BTH to the ICRC that the ICRC covers.
-    pub corrupt_ppm: u32,
-    /// Datagrams truncated to any length from 0 up.
-    pub truncate_ppm: u32,
+    pub(crate) corrupt_ppm: u32,
     /// Datagrams marked as having met congestion (ECN, RFC 3168).
-    pub mark_ppm: u32,
+    pub(crate) mark_ppm: u32,
     /// Of this many datagrams, the last is lost; 0 for none.
-    pub every: u32,
+    pub(crate) every: u32,
     /// The longest datagram that passes, in bytes with its IP header.
-    pub mtu: Option<u32>,
+    pub(crate) mtu: Option<u32>,
     /// Whether nothing passes.
-    pub is_cut: bool,
+    pub(crate) is_cut: bool,
     /// A bottleneck.
-    pub rate: Option<Rate>,
+    pub(crate) rate: Option<Rate>,
 }
 
 /// A rate limit with a queue in front of it; datagrams that do not fit are dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rate {
+pub(crate) struct Rate {
     /// Bits per second, Ethernet, IP and UDP headers included; 0 counts as 1.
-    pub bits_per_second: u64,
+    pub(crate) bits_per_second: u64,
     /// Bytes in the queue at most, including the datagram being sent.
-    pub queue_bytes: u32,
+    pub(crate) queue_bytes: u32,
 }
 
 impl LinkConfig {
     /// Whether every datagram arrives unchanged and at once.
-    #[must_use]
-    pub fn is_perfect(&self) -> bool {
+    pub(crate) fn is_perfect(&self) -> bool {
         *self == Self::default()
     }
 }
@@ -88,8 +83,7 @@ pub(crate) enum Loss {
 /// One direction of a link.
 #[derive(Debug)]
 pub(crate) struct Link {
-    pub(crate) config: LinkConfig,
-    rng: Rng,
+    config: LinkConfig,
     /// When the rate limiter's queue will be empty.
     busy_until: Duration,
     /// Remaining losses of the current burst.
@@ -105,8 +99,6 @@ pub(crate) struct Fate {
     pub(crate) due: Duration,
     /// The bit to flip.
     pub(crate) flip: Option<usize>,
-    /// The length that arrives.
-    pub(crate) len: usize,
     /// Whether later ones overtake it.
     pub(crate) is_late: bool,
     /// Whether it is marked as having met congestion.
@@ -114,40 +106,36 @@ pub(crate) struct Fate {
 }
 
 impl Fate {
-    /// The fate of a datagram of `len` bytes that arrives unchanged.
-    pub(crate) const fn at(due: Duration, len: usize) -> Self {
-        Self { due, flip: None, len, is_late: false, is_marked: false }
+    /// The fate of a datagram that arrives unchanged.
+    pub(crate) const fn at(due: Duration) -> Self {
+        Self { due, flip: None, is_late: false, is_marked: false }
     }
 }
 
 impl Link {
-    pub(crate) fn new(config: LinkConfig, rng: Rng) -> Self {
-        Self { config, rng, busy_until: Duration::ZERO, burst_left: 0, passed: 0 }
+    pub(crate) fn new(config: LinkConfig) -> Self {
+        Self { config, busy_until: Duration::ZERO, burst_left: 0, passed: 0 }
     }
 
-    /// From now on draws these numbers.
-    pub(crate) fn draw_from(&mut self, rng: Rng) {
-        self.rng = rng;
-    }
-
-    /// Decides the fates of a datagram's copies; `len` bytes, after `header` bytes of headers.
-    /// Error: it is lost.
+    /// Decides the fates of a datagram's copies by the numbers of `rng`; `len` bytes, after
+    /// `header` bytes of headers. Error: it is lost.
     pub(crate) fn decide(
         &mut self,
+        rng: &mut Rng,
         now: Duration,
         len: usize,
         header: usize,
     ) -> Result<(Fate, Option<Fate>), Loss> {
-        if let Some(loss) = self.loss(len + header) {
+        if let Some(loss) = self.loss(rng, len + header) {
             return Err(loss);
         }
         let leaves = self.leaves(now, len + header).ok_or(Loss::Rate)?;
-        let twice = self.rng.chance(self.config.duplicate_ppm);
-        let first = self.fate(leaves, len);
-        Ok((first, twice.then(|| self.fate(leaves, len))))
+        let twice = rng.chance(self.config.duplicate_ppm);
+        let first = self.fate(rng, leaves, len);
+        Ok((first, twice.then(|| self.fate(rng, leaves, len))))
     }
 
-    fn loss(&mut self, frame: usize) -> Option<Loss> {
+    fn loss(&mut self, rng: &mut Rng, frame: usize) -> Option<Loss> {
         let config = &self.config;
         if config.is_cut {
             return Some(Loss::Cut);
@@ -162,14 +150,14 @@ impl Link {
                 return Some(Loss::Every);
             }
         }
-        if self.burst_left == 0 && self.rng.chance(self.config.burst_ppm) {
-            self.burst_left = 1 + self.rng.below(u64::from(self.config.burst_max)) as u32;
+        if self.burst_left == 0 && rng.chance(self.config.burst_ppm) {
+            self.burst_left = 1 + rng.below(u64::from(self.config.burst_max)) as u32;
         }
         if self.burst_left > 0 {
             self.burst_left -= 1;
             return Some(Loss::Burst);
         }
-        self.rng.chance(self.config.drop_ppm).then_some(Loss::Chance)
+        rng.chance(self.config.drop_ppm).then_some(Loss::Chance)
     }
 
     /// When the last bit has left the rate limiter; `None` if its queue is full.
@@ -189,31 +177,28 @@ impl Link {
         Some(self.busy_until)
     }
 
-    fn fate(&mut self, leaves: Duration, len: usize) -> Fate {
+    fn fate(&self, rng: &mut Rng, leaves: Duration, len: usize) -> Fate {
         let due = leaves.saturating_add(self.config.delay);
-        let mut fate = Fate::at(due, len);
+        let mut fate = Fate::at(due);
         if !self.config.jitter.is_zero() {
-            fate.due = fate.due.saturating_add(self.up_to(self.config.jitter));
+            fate.due = fate.due.saturating_add(up_to(rng, self.config.jitter));
         }
-        if self.rng.chance(self.config.reorder_ppm) {
-            let late = self.up_to(self.config.reorder_delay).max(Duration::from_nanos(1));
+        if rng.chance(self.config.reorder_ppm) {
+            let late = up_to(rng, self.config.reorder_delay).max(Duration::from_nanos(1));
             fate.due = fate.due.saturating_add(late);
             fate.is_late = true;
         }
-        if len > 0 && self.rng.chance(self.config.truncate_ppm) {
-            fate.len = self.rng.below(len as u64) as usize;
-        }
-        if fate.len > 0 && self.rng.chance(self.config.corrupt_ppm) {
-            let bit = self.rng.below(fate.len as u64 * 8) as usize;
-            let is_seen = bit / 8 != UNCOVERED || fate.len <= UNCOVERED + 1;
+        if len > 0 && rng.chance(self.config.corrupt_ppm) {
+            let bit = rng.below(len as u64 * 8) as usize;
+            let is_seen = bit / 8 != UNCOVERED || len <= UNCOVERED + 1;
             fate.flip = Some(if is_seen { bit } else { bit + 8 });
         }
-        fate.is_marked = self.rng.chance(self.config.mark_ppm);
+        fate.is_marked = rng.chance(self.config.mark_ppm);
         fate
     }
+}
 
-    fn up_to(&mut self, limit: Duration) -> Duration {
-        let nanos = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-        Duration::from_nanos(self.rng.below(nanos.saturating_add(1)))
-    }
+fn up_to(rng: &mut Rng, limit: Duration) -> Duration {
+    let nanos = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+    Duration::from_nanos(rng.below(nanos.saturating_add(1)))
 }

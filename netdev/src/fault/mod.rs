@@ -2,9 +2,8 @@
 //!
 //! A [`Plan`] is that of a user: words, or a schedule. `Faults` decides by it, for one port. It
 //! has no clock and no I/O: the same seed, and the same datagrams at the same times, give the same
-//! decisions. By a seed the n-th datagram of a rule draws the same numbers at any time. Rules of a
-//! plan and links of the simulated network share the module `link`. Faults of the device, which are
-//! in the same plan, have [`DeviceFaults`].
+//! decisions. By a seed the n-th datagram of a rule draws the same numbers at any time. Faults of the
+//! device, which are in the same plan, have [`DeviceFaults`].
 
 mod device;
 pub(crate) mod flight;
@@ -330,8 +329,7 @@ impl Faults {
             let stream = |side: Side| {
                 let mut rng = Rng::fork(seed, &rng::name(of.device));
                 rng = Rng::fork(rng.next(), &[of.nth as u8, index as u8, side as u8]);
-                let seed = rng.next();
-                Stream { link: Link::new(rule.config.clone(), rng), seed, count: 0 }
+                Stream { link: Link::new(rule.config.clone()), seed: rng.next(), count: 0 }
             };
             let streams = [stream(Side::Egress), stream(Side::Ingress)];
             Armed { rule: rule.clone(), number: index, streams }
@@ -345,7 +343,7 @@ impl Faults {
     pub(crate) fn decide(&mut self, now: Duration, seen: &Seen<'_>) -> Decision {
         let len = seen.payload.len();
         let header = HEADERS[usize::from(seen.peer.is_ipv6())];
-        let copies = [Some(Fate::at(now, len)), None, None, None];
+        let copies = [Some(Fate::at(now)), None, None, None];
         let mut decision = Decision { copies, loss: None, rule: None };
         for Armed { rule, streams, number } in &mut self.rules {
             if !rule.of.takes(seen) {
@@ -356,11 +354,11 @@ impl Faults {
             if !rule.holds(now) {
                 continue;
             }
-            link.draw_from(Rng::fork(*seed, &nth.to_le_bytes()));
+            let mut rng = Rng::fork(*seed, &nth.to_le_bytes());
             let mut copies = [None; COPIES];
             let mut count = 0;
             for fate in decision.take_copies() {
-                match link.decide(fate.due, fate.len, header) {
+                match link.decide(&mut rng, fate.due, len, header) {
                     Ok((first, second)) => {
                         for next in [Some(first), second].into_iter().flatten() {
                             if count < COPIES {
@@ -390,7 +388,6 @@ fn then(first: &Fate, second: &Fate) -> Fate {
         due: second.due,
         // A bit that flips twice would be whole again.
         flip: first.flip.or(second.flip),
-        len: second.len,
         is_late: first.is_late || second.is_late,
         is_marked: first.is_marked || second.is_marked,
     }

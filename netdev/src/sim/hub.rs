@@ -1,20 +1,14 @@
-//! The centre of the simulated network: addresses, links, datagrams in flight, and the clock.
+//! The centre of the simulated network: addresses, groups and receive queues.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::batch::{Batch, Flow, Mark};
 use super::gate::Bell;
-use super::stats::SimStats;
-use super::{Tap, TapDatagram, Verdict};
-use crate::fault::flight::Flight;
-use crate::fault::link::{Fate, Link, LinkConfig};
-use crate::fault::rng::{self, Rng};
-use crate::fault::{CONGESTION, HEADERS};
+use super::{SimStats, Tap, TapDatagram, Verdict};
 use crate::port::contract::RxBudget;
 
 /// A port as the hub sees it.
@@ -28,58 +22,17 @@ struct Inbox {
     drops: u64,
 }
 
-/// A link between two addresses.
-struct SimLink {
-    link: Link,
-    /// Whether its config was set for this link, and does not follow the default.
-    explicit: bool,
-}
-
+#[derive(Default)]
 pub(super) struct Hub {
-    seed: u64,
-    pub(super) now: Duration,
     inboxes: Vec<Option<Inbox>>,
     addresses: HashMap<IpAddr, usize>,
     /// Memberships in groups.
     pub(super) groups: BTreeSet<(IpAddr, usize)>,
-    links: HashMap<(IpAddr, IpAddr), SimLink>,
-    default_link: LinkConfig,
-    pub(super) flying: Flight<(Flow, Mark)>,
     pub(super) tap: Option<Tap>,
     pub(super) stats: SimStats,
 }
 
 impl Hub {
-    pub(super) fn new(seed: u64) -> Self {
-        Self {
-            seed,
-            now: Duration::ZERO,
-            inboxes: Vec::new(),
-            addresses: HashMap::new(),
-            groups: BTreeSet::new(),
-            links: HashMap::new(),
-            default_link: LinkConfig::default(),
-            flying: Flight::default(),
-            tap: None,
-            stats: SimStats::default(),
-        }
-    }
-
-    pub(super) fn set_default_link(&mut self, config: LinkConfig) {
-        for link in self.links.values_mut().filter(|link| !link.explicit) {
-            link.link.config = config.clone();
-        }
-        self.default_link = config;
-    }
-
-    pub(super) fn set_link(&mut self, from: IpAddr, to: IpAddr, config: LinkConfig) {
-        let seed = self.seed;
-        let link =
-            self.links.entry((from, to)).or_insert_with(|| new_link(seed, from, to, &config));
-        link.link.config = config;
-        link.explicit = true;
-    }
-
     /// Registers a port; returns its number.
     pub(super) fn attach(
         &mut self,
@@ -147,16 +100,12 @@ impl Hub {
         batch.clear();
     }
 
-    /// The case of a perfect link and an empty queue: no byte is touched. False in any other case.
+    /// The case of one receiver with an empty queue: no byte is touched. False in any other case.
     fn hand_over(&mut self, batch: &mut Batch) -> bool {
-        let Some((src, dst)) = batch.pair() else { return false };
-        let perfect = match self.links.get(&(src, dst)) {
-            Some(link) => link.link.config.is_perfect(),
-            None => self.default_link.is_perfect(),
-        };
+        let Some((_, dst)) = batch.pair() else { return false };
         let id = self.addresses.get(&dst);
         let inbox = id.and_then(|&id| self.inboxes[id].as_mut());
-        let Some(inbox) = inbox.filter(|_| perfect && self.tap.is_none()) else { return false };
+        let Some(inbox) = inbox.filter(|_| self.tap.is_none()) else { return false };
         if !inbox.batch.is_empty() || !inbox.batch.same_size(batch) {
             return false;
         }
@@ -168,45 +117,12 @@ impl Hub {
 
     fn send_one(&mut self, flow: &Flow, mark: Mark, payload: &[u8]) {
         if let Some(tap) = &mut self.tap {
-            let seen = TapDatagram { now: self.now, src: flow.src, dst: flow.dst, payload };
+            let seen = TapDatagram { src: flow.src, dst: flow.dst, payload };
             if tap(&seen) == Verdict::Drop {
-                self.stats.dropped_by_tap += 1;
                 return;
             }
         }
-        let (seed, key) = (self.seed, (flow.src, flow.dst));
-        let default = &self.default_link;
-        let link = self.links.entry(key).or_insert_with(|| new_link(seed, key.0, key.1, default));
-        let header = HEADERS[usize::from(flow.dst.is_ipv6())];
-        let decided = link.link.decide(self.now, payload.len(), header);
-        self.stats.count(payload.len(), &decided);
-        let Ok((first, second)) = decided else { return };
-        for fate in [Some(first), second].into_iter().flatten() {
-            let mut flow = *flow;
-            flow.tos |= if fate.is_marked { CONGESTION } else { 0 };
-            match fate {
-                Fate { due, flip: None, len, .. } if due <= self.now => {
-                    self.deliver(&flow, mark, &payload[..len]);
-                }
-                fate => {
-                    self.flying.launch((flow, mark), payload, &fate);
-                    self.land();
-                }
-            }
-        }
-    }
-
-    /// Moves the clock and delivers everything due by then, in order.
-    pub(super) fn advance_to(&mut self, now: Duration) {
-        self.now = self.now.max(now);
-        self.land();
-    }
-
-    fn land(&mut self) {
-        while let Some(((flow, mark), payload)) = self.flying.land(self.now) {
-            self.deliver(&flow, mark, &payload);
-            self.flying.take_back(payload);
-        }
+        self.deliver(flow, mark, payload);
     }
 
     fn deliver(&mut self, flow: &Flow, mark: Mark, payload: &[u8]) {
@@ -232,7 +148,6 @@ impl Hub {
             self.stats.delivered += 1;
             inbox.signal_if(true);
         } else {
-            self.stats.dropped_at_receiver += 1;
             inbox.drops += 1;
         }
     }
@@ -245,10 +160,4 @@ impl Inbox {
             self.signalled = true;
         }
     }
-}
-
-fn new_link(seed: u64, from: IpAddr, to: IpAddr, config: &LinkConfig) -> SimLink {
-    let name = [from, to].map(rng::name);
-    let rng = Rng::fork(seed, name.as_flattened());
-    SimLink { link: Link::new(config.clone(), rng), explicit: false }
 }

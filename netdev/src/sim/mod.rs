@@ -1,30 +1,23 @@
-//! A seeded network in memory, for tests and for measuring the cost of everything else.
+//! A network in memory, for tests and for measuring the cost of everything else.
 //!
-//! [`SimNet`] is the network, a [`SimPort`] a device on it. Links can delay, lose, duplicate,
-//! change and reorder datagrams. Time is virtual: only [`SimNet::advance_to`] moves it. The same
-//! seed and the same calls give the same network, byte for byte.
+//! [`SimNet`] is the network, a [`SimPort`] a device on it. A flushed datagram is in its receiver's
+//! queue at once. Faults are those of any port ([`with_faults`](crate::AnyPort::with_faults)).
 //!
 //! ```
-//! use rocinante_netdev::sim::{LinkConfig, SimConfig, SimNet};
+//! use rocinante_netdev::sim::{SimConfig, SimNet};
 //! use rocinante_netdev::{PathSpec, Port};
 //! use std::net::IpAddr;
-//! use std::time::Duration;
 //!
-//! let net = SimNet::new(42);
+//! let net = SimNet::new();
 //! let [a, b] = [[10, 0, 0, 1], [10, 0, 0, 2]].map(IpAddr::from);
 //! let mut alice = net.port(&[a], &SimConfig::default())?;
 //! let mut bob = net.port(&[b], &SimConfig::default())?;
-//! net.set_link(a, b, LinkConfig { delay: Duration::from_micros(5), ..LinkConfig::default() });
 //!
 //! let spec = PathSpec { local: a, remote: b, src_port: 0xC000, tos: 0, ttl: 64, flow_label: 0 };
 //! let path = alice.add_path(&spec)?;
 //! alice.reserve(path.id, 5).unwrap().buf.copy_from_slice(b"hello");
 //! alice.commit();
 //! alice.flush(|failure| panic!("{failure:?}"));
-//!
-//! assert_eq!(bob.receive(64, |_| ())?, 0);
-//! net.advance_to(net.next_event().unwrap());
-//! assert_eq!(net.now(), Duration::from_micros(5));
 //! assert_eq!(bob.receive(64, |d| assert_eq!(d.payload, b"hello"))?, 1);
 //! # Ok::<(), std::io::Error>(())
 //! ```
@@ -32,7 +25,6 @@
 mod batch;
 mod gate;
 mod hub;
-mod stats;
 
 use std::io;
 use std::net::IpAddr;
@@ -41,9 +33,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use gate::SimGate;
-pub use stats::SimStats;
 
-pub use crate::fault::link::{LinkConfig, Rate};
 use crate::kernel::descriptors::EventFd;
 use crate::port::contract::{
     Backend, Capabilities, Path, PathId, PathSpec, Port, PortStats, QueueKind, RxBudget,
@@ -59,17 +49,15 @@ use crate::tuning::sim::TX_BYTES;
 const RUN_BYTES_MAX: u32 = 65_469;
 
 /// The network: a handle that can be cloned freely.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct SimNet(Arc<Mutex<Hub>>);
 
-/// A callback that sees every datagram before its link does; see [`SimNet::set_tap`].
+/// A callback that sees every datagram before its receiver does; see [`SimNet::set_tap`].
 pub type Tap = Box<dyn FnMut(&TapDatagram<'_>) -> Verdict + Send>;
 
 /// A datagram as a [`Tap`] sees it.
 #[derive(Debug, Clone, Copy)]
 pub struct TapDatagram<'a> {
-    /// The virtual time.
-    pub now: Duration,
     /// Source address.
     pub src: IpAddr,
     /// Destination address.
@@ -81,7 +69,7 @@ pub struct TapDatagram<'a> {
 /// The decision of a [`Tap`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// The link decides.
+    /// The datagram goes on.
     Pass,
     /// The datagram is lost.
     Drop,
@@ -95,9 +83,17 @@ pub enum SimIpId {
     Exact,
     /// Its runs count from 0, and it knows the position in a received run, as `udp` does.
     Hint,
-    /// Its runs count from 0, and received runs were segmented on the way: the hint is always 0,
-    /// and the real value must be solved.
-    Solve,
+}
+
+/// Counts since the network was made, in datagrams.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SimStats {
+    /// Flushed by a port, and not too long for its link.
+    pub sent: u64,
+    /// Put into a receive queue.
+    pub delivered: u64,
+    /// Lost because no port has the destination address.
+    pub unroutable: u64,
 }
 
 /// How a simulated port behaves.
@@ -126,10 +122,10 @@ impl Default for SimConfig {
 }
 
 impl SimNet {
-    /// An empty network at time 0 with perfect links.
+    /// An empty network.
     #[must_use]
-    pub fn new(seed: u64) -> Self {
-        Self(Arc::new(Mutex::new(Hub::new(seed))))
+    pub fn new() -> Self {
+        Self::default()
     }
 
     /// A device with these addresses. Error: no address, an address that another port has, or no
@@ -187,39 +183,10 @@ impl SimNet {
         })
     }
 
-    /// Sets the behaviour of all links without a [`set_link`](Self::set_link) of their own.
-    pub fn set_default_link(&self, config: LinkConfig) {
-        self.hub().set_default_link(config);
-    }
-
-    /// Sets the behaviour of the link from one address to another, in this direction, from now on.
-    /// Datagrams in flight arrive as they would have.
-    pub fn set_link(&self, from: IpAddr, to: IpAddr, config: LinkConfig) {
-        self.hub().set_link(from, to, config);
-    }
-
-    /// Shows every datagram to `tap` before its link gets it; `None` removes the tap. The tap runs
-    /// inside [`Port::flush`] with the network locked: it must not call the network.
+    /// Shows every datagram to `tap` before its receiver gets it; `None` removes the tap. The tap
+    /// runs inside [`Port::flush`] with the network locked: it must not call the network.
     pub fn set_tap(&self, tap: Option<Tap>) {
         self.hub().tap = tap;
-    }
-
-    /// The virtual time since the network was made.
-    #[must_use]
-    pub fn now(&self) -> Duration {
-        self.hub().now
-    }
-
-    /// When the next datagram arrives, if any is in flight.
-    #[must_use]
-    pub fn next_event(&self) -> Option<Duration> {
-        self.hub().flying.next()
-    }
-
-    /// Moves the clock (never back) and delivers the datagrams due until then. Advance from event
-    /// to event, and drive the ports in between, unless they are to see everything late.
-    pub fn advance_to(&self, now: Duration) {
-        self.hub().advance_to(now);
     }
 
     /// The counters.
@@ -237,15 +204,15 @@ impl SimNet {
 impl std::fmt::Debug for SimNet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let hub = self.hub();
-        f.debug_struct("SimNet").field("now", &hub.now).field("stats", &hub.stats).finish()
+        f.debug_struct("SimNet").field("stats", &hub.stats).finish()
     }
 }
 
 /// A device on a [`SimNet`].
 ///
-/// On a perfect link a flush hands its whole buffer to the receiver: no copy, no allocation, one
-/// lock. [`wait_fd`](Port::wait_fd) costs nothing until its first call; from then on each arrival
-/// at an empty queue costs a system call.
+/// A flush to one receiver with an empty queue hands over the whole buffer: no copy, no
+/// allocation, one lock. [`wait_fd`](Port::wait_fd) costs nothing until its first call; from then
+/// on each arrival at an empty queue costs a system call.
 pub struct SimPort {
     capabilities: Capabilities,
     net: SimNet,
@@ -314,7 +281,6 @@ impl SimPort {
                 (IpAddr::V6(_), _) => RxIpId::None,
                 (_, SimIpId::Exact) => RxIpId::Exact { id: mark.id, flags: 0x4000 },
                 (_, SimIpId::Hint) => RxIpId::Hint(mark.index),
-                (_, SimIpId::Solve) => RxIpId::Hint(0),
             };
             self.stats.rx_bytes += payload.len() as u64;
             self.stats.rx_runs += u64::from(mark.index == 0);
@@ -409,7 +375,7 @@ impl Port for SimPort {
         let id = match (flow.src, self.ip_id) {
             (IpAddr::V6(_), _) => 0,
             (_, SimIpId::Exact) => self.next_id,
-            (_, SimIpId::Hint | SimIpId::Solve) => index,
+            (_, SimIpId::Hint) => index,
         };
         let buf = self.staging.reserve(len)?;
         self.reserved = Some(SimSlot { path, len, mark: Mark { id, index } });

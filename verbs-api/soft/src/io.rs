@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn a_new_path_is_a_chore_and_a_path_that_is_gone_takes_packets_and_loses_them() {
         let [local, remote] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
-        let port = SimNet::new(1).port(&[local], &SimConfig::default()).unwrap();
+        let port = SimNet::new().port(&[local], &SimConfig::default()).unwrap();
         let (mut io, now) = (Io::new(AnyPort::from(port)), Time(5_000_000_000));
         io.rest(now, None);
         assert!(!io.has_chores(now) && io.has_chores(now.after(PAUSE_MAX)));

@@ -54,7 +54,7 @@ fn a_connection_manager_has_the_limits_of_its_device() {
 /// The port tells how long runs are; without super-packets they are as long as elsewhere.
 #[test]
 fn the_longest_run_is_the_ports() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let longest = RunLimits::default();
     for (last, segments_max, packets) in [(1, 1, 64), (2, 8, 8), (3, 64, 64), (4, 200, 64)] {
         let config = SimConfig { segments_max, ..SimConfig::default() };
@@ -79,7 +79,7 @@ fn shards_announce_together_what_one_queue_holds_where_no_queue_is_theirs() {
 /// A device that shares its address, and its slots.
 pub(super) fn shared() -> (Arc<Hca>, Arc<Slots>) {
     let (here, [own, _]) = neighbours();
-    let port = SimNet::new(1).port(&[here], &SimConfig::default()).unwrap();
+    let port = SimNet::new().port(&[here], &SimConfig::default()).unwrap();
     let (parts, why) = ((vec![AnyPort::from(port)], Some(own.clone())), (String::new(), None));
     (Hca::start(&settings(false), "sim", parts, why, None, None).unwrap(), own)
 }

@@ -77,7 +77,7 @@ fn what_a_full_mailbox_does_not_take_stays_unanswered() {
 #[test]
 fn a_path_to_the_peer_of_the_dead_has_chores_at_once() {
     let (here, [first, second]) = neighbours();
-    let port = SimNet::new(1).port(&[here], &SimConfig::default()).unwrap();
+    let port = SimNet::new().port(&[here], &SimConfig::default()).unwrap();
     let mut engine = Engine::new(EngineConfig::default());
     engine.start_cm(CmConfig { slot: Some(first.first()), ..CmConfig::default() });
     let router = Router::new(None, Some(Neighbours::new(&first)));
@@ -263,7 +263,7 @@ fn a_request_that_waited_is_left_to_the_neighbour_that_listens() {
         engine.cm().unwrap().handle_mad(Time(1), remote, here, &sent.mad);
     }
     second.listen(services[0].0, None).unwrap();
-    let port = SimNet::new(1).port(&[here], &SimConfig::default()).unwrap();
+    let port = SimNet::new().port(&[here], &SimConfig::default()).unwrap();
     let router = Router::new(None, Some(Neighbours::new(&first)));
     let mut shard = Shard::new("test", engine, AnyPort::from(port), Host::new(1), router);
     assert_eq!(shard.cm().footprint().early, 2);

@@ -27,7 +27,6 @@ const SRC_PORT: u16 = 0xc000;
 
 /// A device of two shards, and the port of a sender.
 struct Bench {
-    net: SimNet,
     shards: [Shard; 2],
     sender: SimPort,
     /// From the sender to the port of each shard.
@@ -43,7 +42,7 @@ fn address(last: u8) -> [u8; 4] {
 
 impl Bench {
     fn new() -> Self {
-        let net = SimNet::new(1);
+        let net = SimNet::new();
         let port = |last| net.port(&[address(last).into()], &SimConfig::default()).unwrap();
         let boxes: Arc<[Arc<_>]> = (0..2).map(|_| Arc::new(Staging::with_mail())).collect();
         let common = Arc::new(Common::default());
@@ -61,7 +60,7 @@ impl Bench {
             let spec = PathSpec { local, remote, src_port, tos, ttl, flow_label };
             sender.add_path(&spec).unwrap().id
         });
-        Self { net, shards, sender, paths, boxes }
+        Self { shards, sender, paths, boxes }
     }
 
     /// A queue pair of the second shard, for datagrams.
@@ -112,9 +111,6 @@ impl Bench {
             }
             self.sender.commit();
             self.sender.flush(|failure| panic!("{failure:?}"));
-        }
-        while let Some(next) = self.net.next_event() {
-            self.net.advance_to(next);
         }
     }
 

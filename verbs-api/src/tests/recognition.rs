@@ -77,7 +77,7 @@ fn is_ours(kind: &Option<PeerKind>) -> bool {
 
 #[test]
 fn devices_recognise_each_other() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let sides = [1, 3].map(|own| Side::new(device(&net, own, true)));
     let pairs = connected(&sides, &[QpType::Rc, QpType::Rc, QpType::Uc]);
     assert_eq!(sides[0].kinds(), [Some(PeerKind::Standard); 3]);
@@ -95,7 +95,7 @@ fn devices_recognise_each_other() {
 
 #[test]
 fn who_does_not_recognise_neither_asks_nor_answers() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let sides = [(1, true), (2, false)].map(|(own, yes)| Side::new(device(&net, own, yes)));
     let pairs = connected(&sides, &[QpType::Rc]);
     let [near, far] = &pairs[0];
@@ -109,7 +109,7 @@ fn who_does_not_recognise_neither_asks_nor_answers() {
 /// Datagrams that wait for company have no completion yet; they count when a queue becomes smaller.
 #[test]
 fn a_queue_becomes_no_smaller_than_what_was_posted_before() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let side = Side::new(device(&net, 1, true));
     let qp = side.pd.qp(&side.cq, &side.cq).qp_type(QpType::Ud).qkey(QKEY).signal_all(true);
     let qp = qp.build().unwrap().ready().unwrap();
@@ -131,7 +131,7 @@ fn a_queue_becomes_no_smaller_than_what_was_posted_before() {
 
 #[test]
 fn the_receiver_of_datagrams_is_recognised() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let sides = [1, 2].map(|own| Side::new(device(&net, own, true)));
     let qp = sides[0].pd.qp(&sides[0].cq, &sides[0].cq).qp_type(QpType::Ud).qkey(QKEY);
     let qp = qp.build().unwrap().ready().unwrap();

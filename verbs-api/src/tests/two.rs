@@ -111,7 +111,7 @@ const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(10
 
 #[test]
 fn a_queue_that_goes_is_forgotten_by_every_shard() {
-    let ctx = device(&SimNet::new(1), &[1, 2], false);
+    let ctx = device(&SimNet::new(), &[1, 2], false);
     for _ in 0..3 {
         let cq = ctx.create_cq(4).unwrap();
         let CqKind::Soft(shared) = &cq.kind else { panic!() };
@@ -128,7 +128,7 @@ fn a_queue_that_goes_is_forgotten_by_every_shard() {
 
 #[test]
 fn shared_receive_queues_of_two_shards_have_two_numbers() {
-    let ctx = device(&SimNet::new(1), &[1, 2], false);
+    let ctx = device(&SimNet::new(), &[1, 2], false);
     let pd = ctx.alloc_pd();
     let both = [(); 2].map(|()| pd.create_srq(4, 1).unwrap());
     let shards = both.each_ref().map(|srq| match srq.kind() {
@@ -141,7 +141,7 @@ fn shared_receive_queues_of_two_shards_have_two_numbers() {
 
 #[test]
 fn a_number_in_a_connection_is_kept_by_the_shard_that_gave_it() {
-    let ctx = device(&SimNet::new(1), &[1, 2], false);
+    let ctx = device(&SimNet::new(), &[1, 2], false);
     let kept = |ctx: &Context| {
         [0, 1].map(|at| soft(ctx).shards.get(at).unwrap().hold().engine.reserved_qpns())
     };
@@ -160,7 +160,7 @@ fn a_number_in_a_connection_is_kept_by_the_shard_that_gave_it() {
 
 #[test]
 fn the_last_queue_pair_of_a_group_takes_the_port_out_of_it() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let side = Side::new(device(&net, &[1], false));
     let group = IpAddr::from([239, 1, 2, 3]);
     let mut sender = net.port(&[ip(9)], &SimConfig::default()).unwrap();
@@ -186,7 +186,7 @@ fn the_last_queue_pair_of_a_group_takes_the_port_out_of_it() {
 
 #[test]
 fn datagrams_leave_before_the_handle_goes_that_they_name() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let [a, b] = &sides(&net, false);
     let (from, to) = (a.datagrams(), b.datagrams());
     let source = a.pd.allocate(64, Access::NONE).unwrap();
@@ -211,7 +211,7 @@ fn datagrams_leave_before_the_handle_goes_that_they_name() {
 
 #[test]
 fn a_region_that_may_not_be_changed_is_what_it_was() {
-    let side = Side::new(device(&SimNet::new(1), &[1], false));
+    let side = Side::new(device(&SimNet::new(), &[1], false));
     let mut mr = side.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
     mr.write(0, &[7; 64]);
     let qp = side.qp();
@@ -230,7 +230,7 @@ fn a_region_that_may_not_be_changed_is_what_it_was() {
 
 #[test]
 fn a_question_that_is_given_up_is_asked_no_more() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     net.set_tap(Some(Box::new(|_| Verdict::Drop)));
     let ctx = device(&net, &[1], false);
     let is_idle = || soft(&ctx).cm_core().hold().cm().is_empty();
@@ -244,7 +244,7 @@ fn a_question_that_is_given_up_is_asked_no_more() {
 /// program has answered another. Twice without an answer, and none waits.
 #[test]
 fn a_long_write_is_acknowledged_with_the_answer_of_a_program_that_answers() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let sides = sides(&net, false);
     let made = sides.each_ref().map(|side| side.qp());
     let [to_a, to_b] = made.each_ref().map(|qp| qp.endpoint());
@@ -295,7 +295,7 @@ fn asked(a: &Side, listener: &Listener) -> (Connecting, crate::cm::Request) {
 /// The peer gets the rejection at once, without waiting for the connection manager's timeout.
 #[test]
 fn a_decision_that_cannot_be_told_rejects_the_request() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let [a, b] = &sides(&net, true);
     let listener = Listener::bind(&b.ctx, SERVER, 4).unwrap();
     let long = vec![1; 500];
@@ -316,7 +316,7 @@ fn a_decision_that_cannot_be_told_rejects_the_request() {
 
 #[test]
 fn an_answer_that_cannot_be_told_refuses_the_question() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let [a, b] = &sides(&net, true);
     let listener = DatagramListener::bind(&b.ctx, SERVER, 4).unwrap();
     let asked = Resolving::start(&a.ctx, 0, SERVER, b"").unwrap();
@@ -330,7 +330,7 @@ fn an_answer_that_cannot_be_told_refuses_the_question() {
 
 #[test]
 fn each_side_asks_for_no_more_reads_than_the_other_serves() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let [a, b] = &sides(&net, true);
     let listener = Listener::bind(&b.ctx, SERVER, 4).unwrap();
     let params = |ask: u8, serve: u8| {
@@ -354,7 +354,7 @@ fn each_side_asks_for_no_more_reads_than_the_other_serves() {
 
 #[test]
 fn a_request_says_which_type_of_queue_pair_it_is_for() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let [a, b] = &sides(&net, true);
     let listener = Listener::bind(&b.ctx, SERVER, 4).unwrap();
     let unreliable = a.pd.qp(&a.cq, &a.cq).access(Access::ALL).qp_type(QpType::Uc).build().unwrap();
@@ -365,7 +365,7 @@ fn a_request_says_which_type_of_queue_pair_it_is_for() {
 /// The request says it, so the side that accepts has no choice.
 #[test]
 fn both_sides_use_the_path_mtu_of_the_request() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let [a, b] = &sides(&net, true);
     let listener = Listener::bind(&b.ctx, SERVER, 4).unwrap();
     let params = |mtu| Params::default().options(ConnectOptions::default().mtu(Some(mtu)));
@@ -380,7 +380,7 @@ fn both_sides_use_the_path_mtu_of_the_request() {
 
 #[test]
 fn shards_share_what_a_peer_says_that_it_takes() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let said = Budget { bytes: 1 << 20, datagrams: 1 << 10 };
     for (own, share) in [(&[1][..], said), (&[2, 3], said.part(1, 2))] {
         let ctx = device(&net, own, false);
@@ -393,7 +393,7 @@ fn shards_share_what_a_peer_says_that_it_takes() {
 /// A queue pair whose path is gone loses its packets, and holds up no other.
 #[test]
 fn a_path_that_is_gone_stops_no_other_queue_pair() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let [a, b] = &sides(&net, false);
     let connected = || {
         let far = b.pd.qp(&b.cq, &b.cq).qp_type(QpType::Uc).build().unwrap();
@@ -420,7 +420,7 @@ fn a_path_that_is_gone_stops_no_other_queue_pair() {
 #[test]
 fn what_is_held_while_nobody_reads_is_given_back() {
     const LINES: usize = 80;
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let [a, b] = &sides(&net, true);
     let listener = Listener::bind(&b.ctx, SERVER, 1).unwrap();
     let line = "x".repeat(64 << 10);
@@ -458,7 +458,7 @@ fn what_is_held_while_nobody_reads_is_given_back() {
 
 #[test]
 fn a_wait_that_times_out_leaves_no_task_behind() {
-    let side = Side::new(device(&SimNet::new(1), &[1], true));
+    let side = Side::new(device(&SimNet::new(), &[1], true));
     for ms in [0, 1, 1] {
         assert!(matches!(side.cq.wait(Some(Duration::from_millis(ms))), Err(VerbsError::TimedOut)));
     }
@@ -469,7 +469,7 @@ fn a_wait_that_times_out_leaves_no_task_behind() {
 /// gone.
 #[test]
 fn what_is_posted_while_the_interface_goes_completes() {
-    let side = Side::new(device(&SimNet::new(1), &[1], false));
+    let side = Side::new(device(&SimNet::new(), &[1], false));
     let qp = side.datagrams();
     let mut shard = soft(&side.ctx).shards.get(0).unwrap().hold();
     std::thread::scope(|scope| {
@@ -490,7 +490,7 @@ fn what_is_posted_while_the_interface_goes_completes() {
 fn tasks_end_when_the_interface_goes() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_time().build().unwrap();
     for own in [&[1][..], &[1, 2]] {
-        let net = SimNet::new(1);
+        let net = SimNet::new();
         let side = Side::new(device(&net, own, true));
         let ctx = &side.ctx;
         let (idle, channel) = (ctx.create_cq(4).unwrap(), ctx.create_comp_channel().unwrap());

@@ -1,4 +1,4 @@
-//! Connections over a network that loses, duplicates and reorders; and programs that leave at the
+//! Connections over a network that loses, duplicates and corrupts; and programs that leave at the
 //! wrong time.
 
 use std::net::SocketAddr;
@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crate::sim::{self, ADDRESSES, Side};
 use rocinante::cm::{self, CmFailure, Connecting, Listener, Params, RejReason};
 use rocinante::verbs::{QpState, QpType};
-use rocinante::{Access, RecvWr, SendWr, VerbsError};
-use rocinante_netdev::sim::{LinkConfig, SimNet, Verdict};
+use rocinante::{Access, OpenOptions, RecvWr, SendWr, VerbsError};
+use rocinante_netdev::sim::{SimConfig, SimNet, Verdict};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -20,14 +20,13 @@ fn sides(net: &SimNet) -> [Side; 2] {
 
 #[test]
 fn a_bad_network_only_takes_time() {
-    let net = SimNet::new(7);
-    net.set_default_link(LinkConfig {
-        drop_ppm: 200_000,
-        duplicate_ppm: 200_000,
-        corrupt_ppm: 50_000,
-        ..LinkConfig::default()
-    });
-    let [a, b] = &sides(&net);
+    let net = SimNet::new();
+    let open = |address| {
+        let port = net.port(&[address], &SimConfig::default()).unwrap();
+        let faults = "loss=20%,dup=20%,corrupt=5%,side=egress,seed=7";
+        Side::with(OpenOptions::new().fault(faults), port, "sim")
+    };
+    let [a, b] = &ADDRESSES.map(open);
     let listener = Listener::bind(&b.ctx, SERVER, 64).unwrap();
     const COUNT: usize = 20;
     std::thread::scope(|scope| {
@@ -58,7 +57,7 @@ fn a_bad_network_only_takes_time() {
 
 #[test]
 fn a_peer_that_is_silent_costs_as_long_as_was_allowed() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let [a, _b] = &sides(&net);
     net.set_tap(Some(Box::new(|_| Verdict::Drop)));
     let start = Instant::now();
@@ -70,7 +69,7 @@ fn a_peer_that_is_silent_costs_as_long_as_was_allowed() {
 
 #[test]
 fn a_request_that_is_dropped_is_rejected() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let [a, b] = &sides(&net);
     let listener = Listener::bind(&b.ctx, "0.0.0.0:7471".parse().unwrap(), 1).unwrap();
     let asked = Connecting::start(a.qp(), SERVER, &Params::default()).unwrap();
@@ -83,7 +82,7 @@ fn a_request_that_is_dropped_is_rejected() {
 /// One for each family; that of IPv4 is the more precise for requests over it.
 #[test]
 fn wildcards_of_both_families_have_a_listener_each() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let [a, b] = &sides(&net);
     let at = |address: &str| Listener::bind(&b.ctx, address.parse().unwrap(), 4);
     let [v4, all] = ["0.0.0.0:7471", "[::]:7471"].map(|address| at(address).unwrap());
@@ -105,7 +104,7 @@ fn wildcards_of_both_families_have_a_listener_each() {
 
 #[test]
 fn who_does_not_wait_any_more_is_not_offered() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let [a, b] = &sides(&net);
     let listener = Listener::bind(&b.ctx, SERVER, 4).unwrap();
     let gone = Connecting::start(a.qp(), SERVER, &Params::default()).unwrap();
@@ -130,7 +129,7 @@ fn who_does_not_wait_any_more_is_not_offered() {
 
 #[test]
 fn what_makes_no_sense_is_refused() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let [a, b] = &sides(&net);
     let listen = |address: &str| Listener::bind(&b.ctx, address.parse().unwrap(), 1);
     assert!(matches!(listen("10.0.0.9:1"), Err(VerbsError::Invalid(_))));
@@ -148,7 +147,7 @@ fn what_makes_no_sense_is_refused() {
 
 #[test]
 fn a_device_connects_to_itself() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let [_, b] = &sides(&net);
     let listener = Listener::bind(&b.ctx, SERVER, 1).unwrap();
     let asked = Connecting::start(b.qp(), SERVER, &Params::default()).unwrap();
@@ -163,7 +162,7 @@ fn a_device_connects_to_itself() {
 /// is by the context, and the queue pair is there, although the connection is not.
 #[test]
 fn a_message_before_the_connection_is_known_by_its_context() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let [a, b] = &sides(&net);
     let listener = Listener::bind(&b.ctx, SERVER, 4).unwrap();
     let mut asking = Connecting::start(a.qp(), SERVER, &Params::default()).unwrap();

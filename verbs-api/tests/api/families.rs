@@ -60,7 +60,7 @@ impl Side {
 
 /// Two devices that the test drives, or that drive themselves.
 fn sides(background: bool) -> [Side; 2] {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     [0, 1].map(|side| {
         let addresses = ALL.map(|at| ip(side, at)).collect::<Vec<_>>();
         let port = net.port(&addresses, &SimConfig::default()).unwrap();

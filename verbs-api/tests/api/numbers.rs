@@ -51,7 +51,7 @@ fn whatever_a_peer_says_that_its_queue_holds_something_gets_through() {
     for (bytes, datagrams) in
         [(0, 0), (0, 1), (1, 0), (1, 1), (0, most), (most, 0), (most, 1), (1, most), (most, most)]
     {
-        let sides = sides(&SimNet::new(1), [false, false]);
+        let sides = sides(&SimNet::new(), [false, false]);
         let [qp, peer] = sides.each_ref().map(build);
         let options = ConnectOptions::default();
         let [own, other] = [qp.endpoint(), peer.endpoint()];
@@ -86,7 +86,7 @@ fn any_patience_of_a_connection_is_taken_or_refused() {
         ("all hops", plain.hop_limit(u8::MAX).traffic_class(u8::MAX)),
     ] {
         let refused = ["beyond", "too ", "absurd"].iter().any(|word| what.starts_with(word));
-        let sides = sides(&SimNet::new(1), [false, false]);
+        let sides = sides(&SimNet::new(), [false, false]);
         let [qp, peer] = sides.each_ref().map(build);
         let ends = [qp.endpoint(), peer.endpoint()];
         let _peer = connect(peer, &ends[0], &plain).unwrap();
@@ -103,7 +103,7 @@ fn any_patience_of_a_connection_is_taken_or_refused() {
 #[test]
 fn any_window_of_a_device_works() {
     for window in [0, 1, 2, 1 << 16, u32::MAX] {
-        let net = SimNet::new(1);
+        let net = SimNet::new();
         let [a, b] = ADDRESSES.map(|address| {
             let port = net.port(&[address], &SimConfig::default()).unwrap();
             let options = OpenOptions::new().background(false).window_max(window);
@@ -122,7 +122,7 @@ fn any_window_of_a_device_works() {
 
 #[test]
 fn a_wait_without_end_ends_when_there_is_something() {
-    let sides = sides(&SimNet::new(1), [true, true]);
+    let sides = sides(&SimNet::new(), [true, true]);
     let [a, b] = &sides;
     let for_ever = Duration::MAX;
     let channel = a.ctx.create_comp_channel().unwrap();
@@ -190,7 +190,7 @@ fn a_region_in_private_data_says_any_number() {
 /// Each of them is taken whole and works, and one more is refused.
 #[test]
 fn what_a_device_says_that_it_takes_it_takes() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let limits = Limits::default().max_qp(8).max_mr(8).max_mw(8).max_cq(8).max_srq(8);
     let limits = limits.max_cqe(24).max_qp_wr(11).max_sge(3).max_inline_data(40);
     let limits = limits.max_srq_wr(7).max_srq_sge(2).max_qp_rd_atom(5);

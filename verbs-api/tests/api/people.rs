@@ -35,7 +35,7 @@ fn connected(sides: &[Side; 2], access: Access, context: u64) -> [Qp; 2] {
 
 #[test]
 fn completions_carry_the_context_of_their_queue_pair() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, b] = &sides;
     let pairs = [7, u64::MAX].map(|context| connected(&sides, Access::NONE, context));
     for (pair, context) in pairs.iter().zip([7, u64::MAX]) {
@@ -59,7 +59,7 @@ fn completions_carry_the_context_of_their_queue_pair() {
 
 #[test]
 fn a_queue_pair_admits_no_remote_access_unless_told() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, b] = &sides;
     let remote = b.mr.remote();
     let requests = [
@@ -90,7 +90,7 @@ fn a_queue_pair_admits_no_remote_access_unless_told() {
 
 #[test]
 fn completions_fill_the_room_from_its_beginning() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, b] = &sides;
     let [qp, _peer] = connect(&sides, 14);
     let mut room = [Wc::default(); 3];
@@ -111,7 +111,7 @@ fn completions_fill_the_room_from_its_beginning() {
 
 #[test]
 fn parts_of_regions_are_checked_and_name_the_same_bytes() {
-    let [a, _] = undriven(1);
+    let [a, _] = undriven();
     let part = a.mr.slice(64, 32);
     assert_eq!((part.offset(), part.len(), part.sge()), (64, 32, a.mr.sge(64, 32)));
     assert_eq!(part.remote(), a.mr.remote().slice(64, 32));
@@ -141,7 +141,7 @@ fn parts_of_regions_are_checked_and_name_the_same_bytes() {
 
 #[test]
 fn buffers_of_a_pool_are_apart_and_come_back_once() {
-    let [a, _] = undriven(1);
+    let [a, _] = undriven();
     let pool = BufferPool::new(&a.pd, 3, 100, Access::LOCAL_WRITE).unwrap();
     let [one, two, three] = [(); 3].map(|()| pool.take().unwrap());
     assert!(pool.take().is_none() && pool.free() == 0);
@@ -173,7 +173,7 @@ fn buffers_of_a_pool_are_apart_and_come_back_once() {
 /// Its number is known before it is given away. So another thread may take it back at once.
 #[test]
 fn a_buffer_that_is_taken_back_at_once_has_one_owner() {
-    let [a, _] = undriven(1);
+    let [a, _] = undriven();
     let pool = BufferPool::new(&a.pd, 1, 64, Access::NONE).unwrap();
     let rounds = if cfg!(miri) { 20 } else { 20_000 };
     let wait = |take: &dyn Fn() -> Option<PoolBuffer>| {
@@ -195,7 +195,7 @@ fn a_buffer_that_is_taken_back_at_once_has_one_owner() {
 
 #[test]
 fn the_source_address_is_named_with_the_path() {
-    let [a, _] = undriven(1);
+    let [a, _] = undriven();
     let builder = || a.pd.qp(&a.cq, &a.cq);
     let error = builder().sgid_index(1).build().unwrap_err();
     assert!(error.to_string().contains("GID index 1"), "{error}");
@@ -212,7 +212,7 @@ fn the_source_address_is_named_with_the_path() {
 
 #[test]
 fn a_refused_object_comes_back_with_its_error() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, _] = &sides;
     let datagrams = a.pd.qp(&a.cq, &a.cq).qp_type(QpType::Ud).build().unwrap();
     let end = datagrams.endpoint();
@@ -225,7 +225,7 @@ fn a_refused_object_comes_back_with_its_error() {
 
 #[test]
 fn each_queue_pair_counts_its_own_packets() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, b] = &sides;
     let pairs = [1, 2].map(|context| connected(&sides, Access::ALL, context));
     let mtu = u64::from(pairs[0][0].endpoint().mtu.bytes());
@@ -269,7 +269,7 @@ fn each_queue_pair_counts_its_own_packets() {
 
 #[test]
 fn a_thread_sleeps_on_a_queue_without_a_channel() {
-    let sides = crate::sim::sides(&rocinante_netdev::sim::SimNet::new(1), [true, true]);
+    let sides = crate::sim::sides(&rocinante_netdev::sim::SimNet::new(), [true, true]);
     let [a, b] = &sides;
     let [qp, peer] = connected(&sides, Access::ALL, 5);
     assert!(matches!(b.cq.wait(Some(Duration::from_millis(20))), Err(VerbsError::TimedOut)));

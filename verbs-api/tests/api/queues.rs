@@ -28,7 +28,7 @@ fn taken(side: &Side) -> Vec<u64> {
 
 #[test]
 fn a_queue_is_resized_and_keeps_what_is_in_it() {
-    let sides = undriven(1);
+    let sides = undriven();
     let (small, other) = (sides[1].ctx.create_cq(2).unwrap(), sides[1].ctx.create_cq(2).unwrap());
     let max = sides[1].ctx.query_device().limits.max_cqe;
     for depth in [0, max + 1] {
@@ -62,7 +62,7 @@ fn a_queue_is_resized_and_keeps_what_is_in_it() {
 
 #[test]
 fn completions_of_a_reset_or_destroyed_queue_pair_leave_the_queue() {
-    let sides = undriven(2);
+    let sides = undriven();
     let [first, second, third] = [(); 3].map(|()| connect(&sides, TIMEOUT));
     exchange(&sides, &first, &[1]);
     exchange(&sides, &second, &[2]);
@@ -82,7 +82,7 @@ fn completions_of_a_reset_or_destroyed_queue_pair_leave_the_queue() {
 
 #[test]
 fn each_event_is_an_edge() {
-    let sides = undriven(3);
+    let sides = undriven();
     let channel = sides[1].ctx.create_comp_channel().unwrap();
     let queues = [(); 2].map(|()| sides[1].ctx.create_cq_with(8, &channel).unwrap());
     let pairs = queues.each_ref().map(|cq| {
@@ -125,7 +125,7 @@ fn each_event_is_an_edge() {
 
 #[test]
 fn a_list_is_posted_wholly_or_not_at_all() {
-    let sides = undriven(4);
+    let sides = undriven();
     let [qp, peer] = connect(&sides, TIMEOUT);
     let (long, fits) = ([0; 65], [0; 64]);
     let lists: [(&[SendWr<'_>], _, _); 2] = [

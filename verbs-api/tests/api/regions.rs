@@ -63,7 +63,7 @@ fn pair(sides: &[Side; 2]) -> [Qp; 2] {
 
 #[test]
 fn a_region_is_named_by_the_address_that_the_program_chose() {
-    let sides = undriven(1);
+    let sides = undriven();
     let memory = [Pages::new(1), Pages::new(1)];
     // The addresses overlap, and are not those of the memory.
     let iovas = [0x1234_5678_9abc, 0x1234_5678_9abc + 100];
@@ -105,7 +105,7 @@ fn a_region_is_named_by_the_address_that_the_program_chose() {
 
 #[test]
 fn a_region_keeps_its_key_while_its_memory_stays() {
-    let sides = undriven(2);
+    let sides = undriven();
     let mut region = sides[1].pd.allocate(64, Access::LOCAL_WRITE).unwrap();
     let other = sides[1].pd.allocate(64, Access::LOCAL_WRITE).unwrap();
     let old = region.rkey();
@@ -137,7 +137,7 @@ fn a_region_keeps_its_key_while_its_memory_stays() {
 
 #[test]
 fn a_region_is_taken_away_from_posted_requests() {
-    let sides = undriven(3);
+    let sides = undriven();
     let [first, second] = [(); 2].map(|()| sides[1].pd.allocate(64, Access::ALL).unwrap());
     let [one, two] = [(); 2].map(|()| pair(&sides));
     one[1].post_recv(&[RecvWr { wr_id: 1, sges: &[first.sge(0, 64)] }]).unwrap();
@@ -153,7 +153,7 @@ fn a_region_is_taken_away_from_posted_requests() {
 
 #[test]
 fn memory_that_is_not_there_is_not_registered() {
-    let sides = undriven(4);
+    let sides = undriven();
     let [whole, holed, readable] = [(); 3].map(|()| Pages::new(3));
     holed.unmap(1);
     // SAFETY: Rust refers to nothing there.
@@ -199,7 +199,7 @@ fn touch(sides: &[Side; 2], qp: &Qp, op: SendOp) -> WcStatus {
 
 #[test]
 fn memory_that_was_unmapped_refuses_a_peer_and_the_program_lives() {
-    let sides = undriven(5);
+    let sides = undriven();
     let pages = Pages::new(3);
     let region = pages.register(&sides[1], Access::ALL).unwrap();
     let ops = |remote: u64, rkey: Key| {
@@ -247,7 +247,7 @@ fn memory_that_was_unmapped_refuses_a_peer_and_the_program_lives() {
 
 #[test]
 fn advice_brings_pages_in_and_notices_what_is_gone() {
-    let sides = undriven(6);
+    let sides = undriven();
     let pages = Pages::new(4);
     let region = pages.register(&sides[0], Access::LOCAL_WRITE).unwrap();
     let readable = sides[0].pd.allocate(64, Access::REMOTE_READ).unwrap();

@@ -25,7 +25,7 @@ fn pair(sides: &[Side; 2], send_cq: &Cq, recv_cq: &Cq) -> [Qp; 2] {
 
 #[test]
 fn events_of_queues_come_to_their_channels_and_all_of_them() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, b] = &sides;
     let channels: [CompChannel; 2] = [(); 2].map(|()| a.ctx.create_comp_channel().unwrap());
     let queue = |at: usize| a.ctx.create_cq_with(16, &channels[at]).unwrap();
@@ -57,7 +57,7 @@ fn events_of_queues_come_to_their_channels_and_all_of_them() {
 
 #[test]
 fn a_queue_pair_with_two_queues_tells_two_channels() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, b] = &sides;
     let channels: [CompChannel; 2] = [(); 2].map(|()| a.ctx.create_comp_channel().unwrap());
     let queues = channels.each_ref().map(|channel| a.ctx.create_cq_with(16, channel).unwrap());
@@ -83,7 +83,7 @@ fn a_queue_pair_with_two_queues_tells_two_channels() {
 /// The old queue's event waits in the channel, and its number is reused.
 #[test]
 fn a_queue_in_the_place_of_another_hears_nothing_of_that() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, b] = &sides;
     let channel = a.ctx.create_comp_channel().unwrap();
     let mut numbers = Vec::new();
@@ -115,7 +115,7 @@ fn events(side: &Side) -> Vec<AsyncEvent> {
 
 #[test]
 fn two_queues_that_overflow_are_told_in_their_order() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, b] = &sides;
     let queues = [(); 2].map(|()| a.ctx.create_cq(1).unwrap());
     let qps = queues.each_ref().map(|cq| pair(&sides, cq, cq));
@@ -141,7 +141,7 @@ fn two_queues_that_overflow_are_told_in_their_order() {
 /// Its number may soon be another's.
 #[test]
 fn of_a_queue_pair_that_is_gone_nobody_hears() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, b] = &sides;
     let cq = a.ctx.create_cq(1).unwrap();
     let [qp, _peer] = pair(&sides, &cq, &cq);
@@ -157,7 +157,7 @@ fn of_a_queue_pair_that_is_gone_nobody_hears() {
 
 #[test]
 fn two_regions_have_keys_rights_and_ends_of_their_own() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [_, b] = &sides;
     let both = [Access::ALL, Access::LOCAL_WRITE].map(|access| b.pd.allocate(64, access).unwrap());
     assert_ne!(both[0].rkey(), both[1].rkey());
@@ -182,7 +182,7 @@ fn two_regions_have_keys_rights_and_ends_of_their_own() {
 
 #[test]
 fn a_region_is_busy_until_the_last_of_its_windows_is_gone() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, _] = &sides;
     let [qp, _peer] = connect(&sides, 14);
     let mut region = a.pd.allocate(64, Access::ALL | Access::MW_BIND).unwrap();
@@ -211,7 +211,7 @@ fn a_region_is_busy_until_the_last_of_its_windows_is_gone() {
 /// The low 8 bits of a key count: they come round, and the others stay.
 #[test]
 fn a_window_that_is_bound_very_often_keeps_its_place_beside_another() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, b] = &sides;
     let [qp, peer] = connect(&sides, 14);
     let region = a.pd.allocate(64, Access::ALL | Access::MW_BIND).unwrap();
@@ -252,7 +252,7 @@ fn a_window_that_is_bound_very_often_keeps_its_place_beside_another() {
 /// A refused request does not change the key, so the window can be bound when there is room.
 #[test]
 fn a_window_is_bound_by_the_next_request_after_one_that_was_refused() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, _] = &sides;
     let [qp, _peer] = connect(&sides, 14);
     let mw = a.pd.alloc_mw(MwType::Type1).unwrap();
@@ -277,7 +277,7 @@ fn a_window_is_bound_by_the_next_request_after_one_that_was_refused() {
 
 #[test]
 fn datagrams_by_one_of_two_handles_go_on_when_the_other_is_gone() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let sides = sides(&net, [false, false]);
     let [a, b] = &sides;
     let port = net.port(&[[10, 0, 0, 3].into()], &SimConfig::default()).unwrap();
@@ -329,7 +329,7 @@ fn datagrams_by_one_of_two_handles_go_on_when_the_other_is_gone() {
 /// The port is in a group exactly as long as one of two queue pairs is.
 #[test]
 fn two_members_of_two_groups_get_what_is_sent_to_theirs() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, b] = &sides;
     let ready = |side: &Side| {
         let qp = side.pd.qp(&side.cq, &side.cq).qp_type(QpType::Ud).build().unwrap();
@@ -378,7 +378,7 @@ fn two_members_of_two_groups_get_what_is_sent_to_theirs() {
 
 #[test]
 fn each_of_two_shared_queues_says_that_it_runs_low_and_none_in_its_place_does() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, b] = &sides;
     let mut made = Vec::new();
     for round in 0..3 {
@@ -421,7 +421,7 @@ fn each_of_two_shared_queues_says_that_it_runs_low_and_none_in_its_place_does() 
 /// message.
 #[test]
 fn what_is_sent_to_one_of_two_comes_to_that_one() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let pairs = [sides(&net, [false, false]), {
         let ports = [3, 4].map(|last| net.port(&[[10, 0, 0, last].into()], &SimConfig::default()));
         ports.map(|port| Side::over(port.unwrap(), "more", false))
@@ -458,7 +458,7 @@ fn what_is_sent_to_one_of_two_comes_to_that_one() {
 /// and back. A second connection stays where it is. No path is left over.
 #[test]
 fn a_connection_moves_to_other_addresses_in_sqd() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let own = [[1, 11], [2, 12]].map(|last| last.map(|last| IpAddr::from([10, 0, 0, last])));
     let sides =
         own.map(|own| Side::over(net.port(&own, &SimConfig::default()).unwrap(), "two", false));

@@ -8,7 +8,7 @@ use rocinante::cm::{Connecting, Connection, Listener, Params};
 /// Only the listener of the requested port gets a's request.
 #[test]
 fn each_of_two_listeners_hears_its_own_and_a_port_is_free_when_its_listener_goes() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, b] = &sides;
     let bind = |port: u16| Listener::bind(&b.ctx, (ADDRESSES[1], port).into(), 4).unwrap();
     let [first, second] = [7471, 7472].map(bind);
@@ -55,7 +55,7 @@ fn connected(sides: &[Side; 2], listener: &Listener) -> [Connection; 2] {
 
 #[test]
 fn the_end_of_one_of_two_connections_is_no_news_of_the_other() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, b] = &sides;
     let listener = Listener::bind(&b.ctx, (ADDRESSES[1], 7471).into(), 4).unwrap();
     let before = [a, b].map(|side| side.ctx.resources().unwrap());

@@ -42,13 +42,13 @@ async fn within<F: Future>(ms: u64, future: F) -> Option<F::Output> {
 }
 
 fn driven() -> [Side; 2] {
-    sides(&SimNet::new(1), [true, true])
+    sides(&SimNet::new(), [true, true])
 }
 
 /// Queue pairs whose operations own their memory; b's device is driven only by the test if not
 /// `b_runs`.
 fn owning(b_runs: bool) -> ([Side; 2], AsyncQp<Qp>, AsyncQp<Qp>) {
-    let sides = sides(&SimNet::new(1), [true, b_runs]);
+    let sides = sides(&SimNet::new(), [true, b_runs]);
     let [a, b] = sides.each_ref().map(|side| {
         let cq = side.ctx.create_cq(64).unwrap();
         let qp = side.pd.qp(&cq, &cq).access(Access::ALL).max_send_wr(8).max_recv_wr(8);
@@ -272,7 +272,7 @@ fn wakes_without_locks(background: bool) {
             self.1.store(true, Ordering::SeqCst);
         }
     }
-    let sides = sides(&SimNet::new(1), [background; 2]);
+    let sides = sides(&SimNet::new(), [background; 2]);
     let [qp, peer] = connect(&sides, 18);
     let [a, b] = &sides;
     let until_woken = |what, (task, _): &(Arc<Inline>, Waker)| {

@@ -124,7 +124,7 @@ fn connected_owning(sides: &[Side; 2]) -> [AsyncQp<Qp>; 2] {
 
 #[test]
 fn operations() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, b] = &sides;
     let [qp, peer] = connected_owning(&sides);
     let (buffer, remote) = (|| a.pd.allocate(64, Access::LOCAL_WRITE).unwrap(), region(&b.mr));
@@ -148,7 +148,7 @@ fn operations() {
 /// A future that another one replaces in the same task, as `select!` in a loop does.
 #[test]
 fn a_future_that_is_made_anew_is_woken() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [qp, _peer] = connect(&sides, 18);
     let task = Task::new();
     for wr_id in 0..3 {
@@ -166,7 +166,7 @@ fn a_future_that_is_made_anew_is_woken() {
 
 #[test]
 fn completions() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, b] = &sides;
     let [qp, _peer] = connect(&sides, 18);
     let at = (b.mr.address(), b.mr.rkey());
@@ -195,7 +195,7 @@ fn announced(sides: &[Side; 2], channel: &CompChannel) -> (Cq, [Qp; 2]) {
 
 #[test]
 fn events_of_channels() {
-    let sides = undriven(1);
+    let sides = undriven();
     let b = &sides[1];
     let channel = sides[0].ctx.create_comp_channel().unwrap();
     let queues = [(); 2].map(|()| announced(&sides, &channel));
@@ -217,7 +217,7 @@ fn events_of_channels() {
 
 #[test]
 fn events_of_devices() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, b] = &sides;
     // The overflow of a queue is reported, and the error of its queue pair.
     let overflow = || {
@@ -249,7 +249,7 @@ fn prepared(side: &Side) -> PreparedQp {
 
 #[test]
 fn requests_and_connections() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, b] = &sides;
     let listener = Listener::bind(&b.ctx, SERVER, 8).unwrap();
     let ask = || Connecting::start(prepared(a), SERVER, &Params::default()).unwrap();
@@ -320,7 +320,7 @@ fn ends(sides: &[Side; 2], listener: &Listener, [here, there]: [Connection; 2]) 
 /// The queue pair whose operations own their memory is connected by futures, too.
 #[test]
 fn connections_of_operations() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, b] = &sides;
     let params = Params::default();
     let listener = Listener::bind(&b.ctx, SERVER, 8).unwrap();
@@ -340,7 +340,7 @@ fn connections_of_operations() {
 
 #[test]
 fn datagrams() {
-    let sides = undriven(1);
+    let sides = undriven();
     let [a, b] = &sides;
     let listener = DatagramListener::bind(&b.ctx, SERVER, 8).unwrap();
     let qp = b.pd.qp(&b.cq, &b.cq).qp_type(QpType::Ud).qkey(UDP_QKEY).build().unwrap();

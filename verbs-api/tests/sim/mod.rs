@@ -105,8 +105,8 @@ pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// Two devices that only the test drives.
-pub(crate) fn undriven(seed: u64) -> [Side; 2] {
-    sides(&SimNet::new(seed), [false, false])
+pub(crate) fn undriven() -> [Side; 2] {
+    sides(&SimNet::new(), [false, false])
 }
 
 /// A WRITE of eight bytes to an address with its key.

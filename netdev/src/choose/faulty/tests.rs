@@ -182,7 +182,7 @@ on_each! { "choose/faulty":
 /// Of a flood of which nothing passes, a call reads only some.
 #[test]
 fn a_flood_that_is_lost_does_not_hold_its_thread() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let config = SimConfig { ip_id: SimIpId::Hint, ..SimConfig::default() };
     let port = |address: &str| net.port(&[ip(address)], &config).unwrap();
     let mut from = AnyPort::from(port("10.9.0.1"));
@@ -199,7 +199,7 @@ fn a_flood_that_is_lost_does_not_hold_its_thread() {
 /// Each read of the port behind has the whole budget, and the queue is empty only when it is.
 #[test]
 fn a_burst_with_losses_is_read_whole() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let port = |address: &str| net.port(&[ip(address)], &SimConfig::default()).unwrap();
     let mut from = AnyPort::from(port("10.9.0.1"));
     let mut to = with(AnyPort::from(port("10.9.0.2")), "every=2");
@@ -218,7 +218,7 @@ fn a_burst_with_losses_is_read_whole() {
 /// Datagrams that were due while the port behind was full leave in their order, and wake for it.
 #[test]
 fn a_port_without_room_keeps_the_order() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let config = SimConfig::default();
     let (from, gate) = net.gated_port(&[ip("10.9.0.1")], &config).unwrap();
     let mut from = with(AnyPort::from(from), "delay=5ms");

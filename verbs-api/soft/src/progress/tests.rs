@@ -27,7 +27,7 @@ use crate::tuning::shard::POLLS;
 use crate::tuning::standby;
 
 fn core() -> Core {
-    let port = SimNet::new(1).port(&[[10, 0, 0, 1].into()], &SimConfig::default()).unwrap();
+    let port = SimNet::new().port(&[[10, 0, 0, 1].into()], &SimConfig::default()).unwrap();
     let engine = Engine::new(EngineConfig::default());
     let shard = Shard::new("test", engine, AnyPort::from(port), Host::new(1), Router::default());
     Core::new(shard, Arc::default()).unwrap()
@@ -264,7 +264,7 @@ fn what_completed_while_the_shard_was_held_is_delivered_when_it_is_let_go() {
 /// for it.
 #[test]
 fn a_flood_is_left_alone_for_a_moment_and_then_read_at_once() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let [own, other] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
     let [port, mut attacker] =
         [own, other].map(|address| net.port(&[address], &SimConfig::default()).unwrap());
@@ -279,9 +279,6 @@ fn a_flood_is_left_alone_for_a_moment_and_then_read_at_once() {
             attacker.reserve(path, 20).unwrap().buf.fill(0xff);
             attacker.commit();
             attacker.flush(|failure| panic!("{failure:?}"));
-        }
-        while let Some(next) = net.next_event() {
-            net.advance_to(next);
         }
     };
     send(10);

@@ -22,7 +22,7 @@ const SERVICE: ServiceId = ServiceId::of_port(PortSpace::Tcp, 7471);
 /// once nothing is in the way.
 #[test]
 fn a_place_that_was_refused_is_free() {
-    let ctx = device(&SimNet::new(1), &[1], false);
+    let ctx = device(&SimNet::new(), &[1], false);
     let device = soft(&ctx);
     for address in [None, Some(ip(1)), Some("fe80::1".parse().unwrap())] {
         let place = (SERVICE, address);
@@ -55,7 +55,7 @@ fn a_place_that_was_refused_is_free_for_neighbours() {
     let lo = Interface::by_name("lo").unwrap();
     let lease = || Slots::lease(&lo, &[here], &PortConfig::default(), Shards::ONE).unwrap();
     let [own, neighbour] = [(); 2].map(|()| Arc::new(lease()));
-    let port = SimNet::new(1).port(&[here], &SimConfig::default()).unwrap();
+    let port = SimNet::new().port(&[here], &SimConfig::default()).unwrap();
     let parts = (vec![AnyPort::from(port)], Some(own));
     let hca =
         Hca::start(&settings(false), "sim", parts, (String::new(), None), None, None).unwrap();
@@ -81,7 +81,7 @@ fn a_place_that_was_refused_is_free_for_neighbours() {
 /// has it: those before it execute, those from it on do not.
 #[test]
 fn of_a_list_all_before_the_refused_request_is_posted_and_no_more() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let [a, b] = &sides(&net, false);
     let made = [a, b].map(|side| {
         let qp = side.pd.qp(&side.cq, &side.cq).access(Access::ALL);
@@ -155,7 +155,7 @@ fn of_a_list_all_before_the_refused_request_is_posted_and_no_more() {
 /// does: with the device free, and while another thread has it.
 #[test]
 fn one_that_breaks_in_rtr_flushes_what_is_posted() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let [a, b] = &sides(&net, false);
     for (all, held) in [(false, false), (false, true), (true, false), (true, true)] {
         let near = a.qp();
@@ -204,7 +204,7 @@ fn one_that_breaks_in_rtr_flushes_what_is_posted() {
 /// its queues.
 #[test]
 fn a_refused_change_leaves_requests_and_completions() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let [a, b] = &sides(&net, false);
     let (path, psn) = (Some(PeerPath::new(ip(2))), Some(Psn::new(7)));
     let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
@@ -267,7 +267,7 @@ fn a_refused_change_leaves_requests_and_completions() {
 /// while another thread had the device or not.
 #[test]
 fn a_queue_pair_that_is_reset_has_all_of_its_room() {
-    let [a, b] = &sides(&SimNet::new(1), false);
+    let [a, b] = &sides(&SimNet::new(), false);
     let qp = a.pd.qp(&a.cq, &a.cq).max_send_wr(2).max_recv_wr(3).build_reset().unwrap();
     let to = b.qp();
     let path = Some(PeerPath::new(ip(2)));
@@ -311,7 +311,7 @@ fn a_queue_pair_that_is_reset_has_all_of_its_room() {
 /// Receives that were posted before a connection is refused are there for the next one.
 #[test]
 fn a_refused_connection_leaves_the_receives() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let [a, b] = &sides(&net, false);
     let usual = ConnectOptions::default();
     let foreign = b.qp().endpoint().address("fd00::2".parse().unwrap());
@@ -365,7 +365,7 @@ fn threads_that_make_objects_at_once_stay_within_the_limits() {
     ];
     for own in [&[1][..], &[1, 2]] {
         let limits = limits.max_cq(64);
-        let ctx = device_with(&SimNet::new(1), own, &Settings { limits, ..settings(false) });
+        let ctx = device_with(&SimNet::new(), own, &Settings { limits, ..settings(false) });
         let nothing = ctx.resources().unwrap();
         for (what, make) in makes {
             let max = match what {
@@ -395,7 +395,7 @@ fn threads_that_make_objects_at_once_stay_within_the_limits() {
 /// The numbers of protection domains begin again after 2^32 of them.
 #[test]
 fn no_domain_gets_the_number_of_another_that_is_there() {
-    let ctx = device(&SimNet::new(1), &[1], false);
+    let ctx = device(&SimNet::new(), &[1], false);
     let number = |pd: &Pd| match &pd.inner.kind {
         crate::context::PdKind::Soft(pd) => pd.id.0,
         crate::context::PdKind::Kernel(_) => panic!(),

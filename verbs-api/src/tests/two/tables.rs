@@ -24,7 +24,7 @@ fn held(sides: &[Side; 2]) -> [usize; 2] {
 /// Everything that a program can begin there, ended in each way.
 #[test]
 fn the_tables_of_the_connection_manager_hold_what_is_not_over() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let sides = sides(&net, false);
     let [a, b] = &sides;
     assert_eq!(held(&sides), [0, 0]);
@@ -108,7 +108,7 @@ fn the_tables_of_the_connection_manager_hold_what_is_not_over() {
 /// The paths of QP1 stay as long as they are used.
 #[test]
 fn a_path_that_is_used_is_not_idle() {
-    let ctx = device(&SimNet::new(1), &[1], false);
+    let ctx = device(&SimNet::new(), &[1], false);
     let mut shard = soft(&ctx).cm_core().hold();
     let (start, ways) = (shard.now(), [(ip(1), ip(2)), (ip(1), ip(3))]);
     let at = |ms: u64| Time(start.0 + ms * 1_000_000);
@@ -129,7 +129,7 @@ fn a_path_that_is_used_is_not_idle() {
 /// More ways than QP1 has paths for: a new one takes the place of the one used longest ago.
 #[test]
 fn a_path_too_many_takes_the_place_of_the_one_used_longest_ago() {
-    let ctx = device(&SimNet::new(1), &[1], false);
+    let ctx = device(&SimNet::new(), &[1], false);
     let mut shard = soft(&ctx).cm_core().hold();
     let start = shard.now();
     // As often as a path may be made.
@@ -157,7 +157,7 @@ fn a_path_too_many_takes_the_place_of_the_one_used_longest_ago() {
 /// Operations leave nothing where their completions are awaited, however they end.
 #[test]
 fn an_operation_that_is_over_has_no_slot() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let sides = sides(&net, false);
     let [a, b] = sides.each_ref().map(|side| {
         let cq = side.ctx.create_cq(64).unwrap();
@@ -203,7 +203,7 @@ fn an_operation_that_is_over_has_no_slot() {
 /// Contexts of one device: each gets the device's events, and the events of its own objects.
 #[test]
 fn each_context_of_a_device_has_its_events() {
-    let ctx = device(&SimNet::new(1), &[1], false);
+    let ctx = device(&SimNet::new(), &[1], false);
     let inbox = Arc::new(rocinante_soft::Inbox::new().unwrap());
     let device = rocinante_soft::Device::new(soft(&ctx).hca().clone(), inbox, true).unwrap();
     let other = Context { device: Device::Soft(device) };
@@ -241,7 +241,7 @@ fn each_context_of_a_device_has_its_events() {
 /// The shards of a device publish the sums that an agent adds up.
 #[test]
 fn the_shards_of_a_device_publish_each_object_once() {
-    let side = Side::new(device(&SimNet::new(1), &[1, 2], false));
+    let side = Side::new(device(&SimNet::new(), &[1, 2], false));
     let _mr = side.pd.allocate(64, Access::ALL).unwrap();
     let _made = [(); 3].map(|()| (side.qp(), side.pd.create_srq(4, 1).unwrap()));
     let mut sums = [0; 5];
@@ -281,7 +281,7 @@ fn a_question_that_is_over_takes_no_other_along() {
 /// A peer asks for more than the link takes: it is refused at once, with the reason.
 #[test]
 fn a_path_mtu_that_does_not_fit_is_refused_by_its_name() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let near = Side::new(device(&net, &[1], false));
     let config = SimConfig { mtu: 1500, ..SimConfig::default() };
     let port = AnyPort::from(net.port(&[ip(2)], &config).unwrap());
@@ -316,7 +316,7 @@ fn a_path_mtu_that_does_not_fit_is_refused_by_its_name() {
 /// A region that moved to another domain, with other memory and then with other rights.
 #[test]
 fn a_region_stays_in_the_domain_that_it_moved_to() {
-    let side = Side::new(device(&SimNet::new(1), &[1], false));
+    let side = Side::new(device(&SimNet::new(), &[1], false));
     let other = side.ctx.alloc_pd();
     let mut mr = side.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
     let domain = |mr: &Mr| {
