@@ -1,13 +1,14 @@
 //! A peer that may send anything.
 
-use rocinante_stack::cm::{Accept, CmEvent};
+use rocinante_stack::cm::{Accept, CmEvent, Connect};
 use rocinante_stack::types::{Pkey, Qpn};
 use rocinante_stack::wire::cm::{
-    CmMessage, CmPath, CommId, Drep, Dreq, Mra, Rej, RejReason, Rep, Req, Rtu, Subject, Transport,
+    CmMessage, CmPath, CommId, Drep, Dreq, Mra, PortSpace, Rej, RejReason, Rep, Req, Rtu, ServiceId,
+    Subject, Transport,
 };
 use rocinante_stack::wire::mad::MadBytes;
 
-use crate::net::{A, B, Net, address, side as side_of};
+use crate::net::{A, B, Net, address, ask, side as side_of};
 
 /// The REQ that a connection manager sends.
 fn real_req(net: &mut Net) -> MadBytes {
@@ -102,6 +103,13 @@ fn a_flood_of_requests_is_bounded() {
         waiting += 1;
     }
     assert_eq!(waiting, 4096);
+    // Another listener is served meanwhile.
+    net.take(B);
+    let service = ServiceId::of_port(PortSpace::Tcp, 7472);
+    let other = net.cm[B].listen(service, None, 1).unwrap();
+    net.cm[A].connect(net.now, &Connect { service, ..ask(0x76, b"") }).unwrap();
+    net.run(1);
+    assert!(matches!(net.one(B), CmEvent::Request { listener, .. } if listener == other));
     // The program decides nothing. The peers get MRAs, and then the requests expire. Nothing is
     // left, and the next request is accepted.
     net.run(200_000);

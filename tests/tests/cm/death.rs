@@ -1,7 +1,7 @@
 //! Peers are killed (`kill -9`) at each step of the handshake, all while one survivor goes on. The
-//! survivor gets the error or the end within the time that the protocol allows: four messages, 0.4
-//! s apart, none of them answered (`cm::silent` has the usual sixteen). Afterwards it holds
-//! nothing of them, and connects to the next.
+//! survivor gets the error or the end within the time that the protocol allows: four messages in
+//! the place of the usual sixteen, 0.4 s apart, none of them answered. Afterwards it holds nothing
+//! of them, and connects to the next.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::net::SocketAddr;

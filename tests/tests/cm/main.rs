@@ -7,4 +7,3 @@ mod kinds;
 mod leaks;
 mod log;
 mod neighbours;
-mod silent;
