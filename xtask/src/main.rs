@@ -47,7 +47,7 @@ cargo xtask COMMAND
   test --only STEP...  only these steps, such as clippy, tests, miri
   fuzz [SECONDS] [TARGET...]
                        each fuzz target under cargo-fuzz for so long (10 s)
-  mutants PART [ARGS]  change stack, cm (of stack), netdev or verbs-api in every way that cargo-mutants knows (ARGS are its own,
+  mutants PART [ARGS]  change stack, netdev or verbs-api in every way that cargo-mutants knows (ARGS are its own,
                        such as --shard 3/40), and say which changes no test notices: docs/proof.md
   orderings [--find] [NAME...]
                        take away each fence, memory ordering and check of what threads share, or those with such a name, one at a time:

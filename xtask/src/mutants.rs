@@ -9,13 +9,12 @@ use crate::command::{self, cargo};
 use crate::{demo, files};
 
 /// The parts of the code, and the arguments that choose their mutants and the tests of these.
-const PARTS: [(&str, &str); 4] = [
+const PARTS: [(&str, &str); 3] = [
     (
         "stack",
         "--package=rocinante-stack --package=rocinante-wire \
-         --test-package=rocinante-stack,rocinante-wire",
+         --test-package=rocinante-stack,rocinante-wire,rocinante-sim",
     ),
-    ("cm", "--package=rocinante-stack --file=stack/src/cm/**"),
     ("netdev", "--package=rocinante-netdev"),
     // The guest of `interop` covers the code that asks a device of the kernel.
     (

@@ -152,7 +152,7 @@ fn an_old_answer_that_goes_takes_no_other_with_it() {
 #[test]
 fn whatever_arrives_again_is_counted_and_changes_nothing() {
     let mut net = Net::new();
-    net.faults.doubled = 100;
+    net.doubles = true;
     net.listen(4);
     for round in 1..=2 {
         let (a, _) = net.connected(0x10 + round, 0x20 + round);

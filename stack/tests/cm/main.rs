@@ -1,4 +1,4 @@
-//! Two connection managers and a wire between them that may lose, repeat and reorder.
+//! Two connection managers and a wire between them that may lose and repeat.
 
 mod alive;
 mod counts;
@@ -9,7 +9,6 @@ mod hostile;
 mod messages;
 mod net;
 mod places;
-mod random;
 mod refusals;
 mod scenarios;
 mod shared;

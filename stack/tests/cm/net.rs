@@ -24,20 +24,13 @@ pub(crate) fn address(side: usize) -> IpAddr {
     Ipv4Addr::new(10, 0, 0, side as u8 + 1).into()
 }
 
-/// Probabilities of faults, in hundredths.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Faults {
-    pub(crate) lost: u64,
-    pub(crate) doubled: u64,
-    pub(crate) late: u64,
-}
-
 pub(crate) struct Net {
     pub(crate) cm: [ConnectionManager; 2],
     /// Events of each side that the test has not taken yet.
     pub(crate) heard: [Vec<CmEvent>; 2],
     pub(crate) now: Time,
-    pub(crate) faults: Faults,
+    /// While set, all datagrams arrive twice.
+    pub(crate) doubles: bool,
     /// While set, all datagrams of a side are lost.
     pub(crate) mute: [bool; 2],
     wire: Vec<(Time, u64, Transmit)>,
@@ -75,7 +68,7 @@ impl Net {
             cm: [A, B].map(|side| ConnectionManager::new(config(side))),
             heard: [Vec::new(), Vec::new()],
             now: Time(1_000_000_000),
-            faults: Faults::default(),
+            doubles: false,
             mute: [false; 2],
             wire: Vec::new(),
             packets: [BTreeMap::new(), BTreeMap::new()],
@@ -108,16 +101,9 @@ impl Net {
         if self.mute[side] {
             return;
         }
-        let copies = match self.random(100) {
-            roll if roll < self.faults.lost => 0,
-            roll if roll < self.faults.lost + self.faults.doubled => 2,
-            _ => 1,
-        };
-        for _ in 0..copies {
-            let late = self.random(100) < self.faults.late;
-            let delay = if late { self.random(900) * MS } else { 0 };
+        for _ in 0..1 + usize::from(self.doubles) {
             self.sent += 1;
-            self.wire.push((self.now.after(FLIGHT + delay), self.sent, *transmit));
+            self.wire.push((self.now.after(FLIGHT), self.sent, *transmit));
         }
     }
 

@@ -15,7 +15,6 @@ mod local;
 mod loss;
 mod pools;
 mod quiet;
-mod random;
 mod reads;
 mod requests;
 mod reserved;
