@@ -186,8 +186,15 @@ fn the_first_request_fails_at_once() {
 
 #[test]
 fn an_empty_element_needs_no_key() {
-    let mut solo = Solo::script();
-    assert_eq!(solo.post(1, SEND, &[sge(0, 0, Key(5))]).sent(), ["SEND_ONLY #0 0B ack"]);
+    let (remote, rkey, imm) = (0x9000, Key(9), Some([1, 2, 3, 4]));
+    for (op, line) in [
+        (SEND, "SEND_ONLY #0 0B ack"),
+        (SendOp::Write { remote, rkey, imm: None }, "WRITE_ONLY #0 0B ack"),
+        (SendOp::Write { remote, rkey, imm }, "WRITE_ONLY_IMM #0 0B ack"),
+        (SendOp::Read { remote, rkey }, "READ #0 @9000+0"),
+    ] {
+        assert_eq!(Solo::script().post(1, op, &[sge(0, 0, Key(5))]).sent(), [line]);
+    }
 }
 
 #[test]

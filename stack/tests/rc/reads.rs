@@ -4,23 +4,10 @@ use crate::common::{Setup, Solo, pattern};
 use rocinante_stack::Budget;
 use rocinante_stack::types::{Key, Mtu};
 use rocinante_stack::verbs::{SendData, SendOp, SendWr, WcStatus};
-use rocinante_stack::wire::{NakCode, Opcode, Packet, Syndrome};
+use rocinante_stack::wire::{NakCode, Opcode, Packet};
 
 const TIMEOUT_14: u64 = 4096 << 14;
 use Opcode as Op;
-
-#[test]
-fn a_read_is_placed_packet_by_packet() {
-    let mut solo = Solo::script();
-    assert_eq!(solo.read(1, 600).sent(), ["READ #0 @9000+600"]);
-    let data = pattern(600, 3);
-    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &data[..256]);
-    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_MIDDLE, 1, &data[256..512]);
-    assert!(solo.completed().is_empty());
-    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_LAST, 2, &data[512..]);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
-    assert_eq!(solo.end.host.arena[..600], data[..]);
-}
 
 #[test]
 fn an_ack_that_passes_an_unanswered_read_is_an_implied_nak() {
@@ -187,28 +174,6 @@ fn data_for_a_request_that_has_none_is_a_ghost() {
 }
 
 #[test]
-fn data_with_a_nak_in_its_header_is_ignored() {
-    let mut solo = Solo::script();
-    solo.read(1, 4).sent();
-    let aeth = [Syndrome::nak(NakCode::RemoteAccessError).0, 0, 0, 0];
-    solo.receive(&solo.response(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[&aeth, &[1; 4]]));
-    assert_eq!(solo.end.engine.drops().bad_syndrome, 1);
-    assert!(solo.completed().is_empty());
-}
-
-#[test]
-fn no_more_reads_are_outstanding_than_allowed() {
-    let mut solo = Solo::new(&Setup { rd_atomic: 2, ..Setup::script() });
-    (1..=3).for_each(|id| _ = solo.read(id, 8));
-    solo.add(4, 64);
-    assert_eq!(solo.send(5, 8).sent(), ["READ #0 @9000+8", "READ #1 @9000+8"]);
-    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[1; 8]);
-    assert_eq!(solo.sent(), ["READ #2 @9000+8"]);
-    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 1, &[1; 8]);
-    assert_eq!(solo.sent(), ["FETCH_ADD #3", "SEND_ONLY #4 8B ack"]);
-}
-
-#[test]
 fn where_no_reads_are_allowed_a_read_is_a_local_error() {
     let mut solo = Solo::new(&Setup { rd_atomic: 0, ..Setup::script() });
     solo.send(1, 8);
@@ -269,20 +234,6 @@ fn an_ack_never_has_the_psn_of_a_read() {
 }
 
 #[test]
-fn records_are_kept_until_as_many_came_after_them() {
-    let mut solo = answered(6);
-    for psn in 0..6 {
-        solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&solo.reth(psn as u64 * 8, 8)]);
-        let expected: &[&str] = if psn < 2 { &[] } else { &["x"] };
-        assert_eq!(solo.sent().len(), expected.len(), "PSN {psn}");
-    }
-    assert_eq!(solo.end.engine.drops().stale_duplicate, 2);
-    // Responder resources are used again after they wrap, and a new request still finds one.
-    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 6, &[&solo.reth(0, 8)]);
-    assert_eq!(solo.sent(), ["READ_ONLY #6 8B"]);
-}
-
-#[test]
 fn a_duplicate_that_does_not_match_its_record_is_dropped() {
     let mut solo = answered(1);
     let wrong = [
@@ -298,21 +249,6 @@ fn a_duplicate_that_does_not_match_its_record_is_dropped() {
     solo.receive_request(Op::RC_FETCH_ADD, 0, &[&solo.atomic_eth(0, 1, 1)]);
     assert!(solo.sent().is_empty());
     assert_eq!(solo.end.engine.drops().stale_duplicate, 6);
-}
-
-#[test]
-fn a_part_of_a_read_can_be_repeated() {
-    let mut solo = Solo::script();
-    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&solo.reth(0, 1000)]);
-    let all =
-        ["READ_FIRST #0 256B", "READ_MIDDLE #1 256B", "READ_MIDDLE #2 256B", "READ_LAST #3 232B"];
-    assert_eq!(solo.sent(), all);
-    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 2, &[&solo.reth(512, 488)]);
-    assert_eq!(solo.sent(), ["READ_FIRST #2 256B", "READ_LAST #3 232B"]);
-    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 1, &[&solo.reth(256, 256)]);
-    assert_eq!(solo.sent(), ["READ_ONLY #1 256B"]);
-    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 3, &[&solo.reth(768, 232)]);
-    assert_eq!(solo.sent(), ["READ_ONLY #3 232B"]);
 }
 
 /// A response that has not left yet leaves once, from its current place.
@@ -429,20 +365,4 @@ fn a_region_that_goes_away_under_a_read_ends_it_with_a_nak_at_that_packet() {
     assert_eq!(solo.event(), Some(rocinante_stack::verbs::QpEvent::AccessErr));
     assert_eq!(solo.state(), rocinante_stack::verbs::QpState::Err);
     assert!(solo.sent().is_empty());
-}
-
-/// The peer has its response, and our program has deregistered the memory; then the network
-/// delivers the request once more.
-#[test]
-fn a_late_duplicate_of_a_read_does_no_harm_when_its_region_is_gone() {
-    let mut solo = answered(1);
-    let reth = solo.reth(0, 8);
-    solo.end.host.regions.remove(solo.key);
-    assert!(solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&reth]).sent().is_empty());
-    assert_eq!(solo.event(), None);
-    assert_eq!(solo.state(), rocinante_stack::verbs::QpState::Rts);
-    assert_eq!(solo.end.engine.drops().stale_duplicate, 1);
-    // The next request gets its response.
-    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&solo.reth(0, 0)]);
-    assert_eq!(solo.sent(), ["ACK #1"]);
 }

@@ -1,24 +1,13 @@
-//! A responder and its requests, good and bad: order, lengths, keys, receives.
+//! A responder and its requests, good and bad: order, lengths, acknowledgements.
 
-use crate::common::{Setup, Solo, pattern};
-use rocinante_stack::Budget;
-use rocinante_stack::mem::Access;
-use rocinante_stack::verbs::{QpEvent, QpState, WcStatus};
+use crate::common::Solo;
+use rocinante_stack::verbs::{QpEvent, QpState};
 use rocinante_stack::wire::Opcode as Op;
 
 /// The NAK that a single bad request gets, as the first bad one after `before`, and the event.
 fn refused(before: &[(Op, &[&[u8]])], opcode: Op, rest: &[&[u8]]) -> (String, Option<QpEvent>) {
     let mut solo = Solo::script();
     solo.post_recv(1, &[solo.sge(0, 4096)]);
-    refused_by(&mut solo, before, opcode, rest)
-}
-
-fn refused_by(
-    solo: &mut Solo,
-    before: &[(Op, &[&[u8]])],
-    opcode: Op,
-    rest: &[&[u8]],
-) -> (String, Option<QpEvent>) {
     for (psn, (opcode, rest)) in before.iter().enumerate() {
         solo.receive_request(*opcode, psn as i64, rest);
     }
@@ -68,101 +57,6 @@ fn the_bytes_of_a_write_are_as_many_as_its_header_says() {
     // One packet would be enough.
     check(256, &[(Op::RC_RDMA_WRITE_FIRST, 256)]);
     check(512, &[(Op::RC_RDMA_WRITE_FIRST, 256), (Op::RC_RDMA_WRITE_MIDDLE, 256)]);
-}
-
-#[test]
-fn a_region_that_goes_away_in_mid_write_ends_it() {
-    let mut solo = Solo::script();
-    solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&solo.reth(0, 600), &[1; 256]]);
-    solo.end.host.regions.remove(solo.key);
-    solo.receive_request(Op::RC_RDMA_WRITE_MIDDLE, 1, &[&[2; 256]]);
-    assert_eq!(solo.sent(), ["NAK #1 access"]);
-    assert_eq!(solo.end.host.arena[255..257], [1, 0]);
-}
-
-#[test]
-fn what_the_queue_pair_does_not_permit_is_an_invalid_request() {
-    let rights = [
-        (Access::REMOTE_WRITE, Op::RC_RDMA_WRITE_ONLY),
-        (Access::REMOTE_READ, Op::RC_RDMA_READ_REQUEST),
-        (Access::REMOTE_ATOMIC, Op::RC_FETCH_ADD),
-    ];
-    for (_, opcode) in rights {
-        for (access, allowed) in rights {
-            let mut solo = Solo::new(&Setup { access, ..Setup::script() });
-            let header = match opcode {
-                Op::RC_FETCH_ADD => solo.atomic_eth(0, 1, 0),
-                _ => solo.reth(0, 0),
-            };
-            if opcode == allowed {
-                solo.receive_request(opcode, 0, &[&header]);
-                assert!(!solo.sent()[0].contains("NAK"));
-            } else {
-                assert_eq!(refused_by(&mut solo, &[], opcode, &[&header]).0, invalid(0));
-            }
-        }
-    }
-}
-
-#[test]
-fn a_send_is_scattered_over_its_receive() {
-    let mut solo = Solo::script();
-    let list = [solo.sge(0, 100), solo.sge(1000, 0), solo.sge(2000, 300), solo.sge(3000, 500)];
-    solo.post_recv(1, &list);
-    let data = pattern(700, 1);
-    solo.receive_request(Op::RC_SEND_FIRST, 0, &[&data[..256]]);
-    solo.receive_request(Op::RC_SEND_MIDDLE, 1, &[&data[256..512]]);
-    solo.receive_request(Op::RC_SEND_LAST_WITH_IMMEDIATE, 2, &[&[9, 8, 7, 6], &data[512..]]);
-    assert_eq!(solo.sent(), ["ACK #2"]);
-    let arena = &solo.end.host.arena;
-    assert_eq!(arena[..100], data[..100]);
-    assert_eq!(arena[2000..2300], data[100..400]);
-    assert_eq!(arena[3000..3300], data[400..]);
-    assert!(arena[3300..].iter().all(|byte| *byte == 0));
-    let cqe = solo.end.host.completions[0];
-    assert_eq!((cqe.byte_len, cqe.imm), (700, Some([9, 8, 7, 6])));
-}
-
-#[test]
-fn a_receive_that_is_too_small_fails_on_both_sides() {
-    for room in [0, 9] {
-        let mut solo = Solo::script();
-        let list = [solo.sge(0, room)];
-        solo.post_recv(1, &list);
-        solo.post_recv(2, &list);
-        solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
-        assert_eq!(solo.sent(), [invalid(0)]);
-        use WcStatus::{LocLenErr, WrFlushErr};
-        assert_eq!(solo.completed(), [(1, LocLenErr), (2, WrFlushErr)]);
-        assert!(solo.end.host.arena.iter().all(|byte| *byte == 0));
-        assert_eq!(solo.end.host.recvs_retired, 2);
-    }
-    // Also in the middle of a message.
-    let mut solo = Solo::script();
-    solo.post_recv(1, &[solo.sge(0, 300)]);
-    solo.receive_request(Op::RC_SEND_FIRST, 0, &[&[1; 256]]);
-    solo.receive_request(Op::RC_SEND_LAST, 1, &[&[1; 45]]);
-    assert_eq!(solo.sent(), [invalid(1)]);
-    assert_eq!(solo.completed(), [(1, WcStatus::LocLenErr)]);
-    assert_eq!(solo.end.host.arena[256..300], [0; 44]);
-}
-
-#[test]
-fn without_a_receive_there_is_an_rnr_nak_each_time_and_silence_between() {
-    // A Rocinante that probes would get a report.
-    let mut solo = Solo::new(&Setup { budget: Budget::STANDARD, ..Setup::script() });
-    for _ in 0..3 {
-        solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
-        solo.receive_request(Op::RC_SEND_ONLY, 1, &[&[2; 10]]);
-        assert_eq!(solo.sent(), ["RNR #0 timer 12"]);
-    }
-    solo.post_recv(7, &[solo.sge(0, 100)]);
-    solo.receive_request(Op::RC_SEND_ONLY, 1, &[&[2; 10]]);
-    assert!(solo.sent().is_empty());
-    solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
-    assert_eq!(solo.sent(), ["ACK #0"]);
-    assert_eq!(solo.completed(), [(7, WcStatus::Success)]);
-    assert_eq!(solo.end.engine.counters().send_rnr_err, 3);
 }
 
 #[test]
