@@ -3,8 +3,8 @@
 use rocinante_stack::cm::{CmEvent, CmFootprint};
 use rocinante_stack::types::Qpn;
 use rocinante_stack::wire::cm::{
-    Apr, CmMessage, CommId, Drep, Lap, PortSpace, Rej, RejReason, Rep, Rtu, ServiceId, SidrStatus,
-    Subject,
+    Apr, CmMessage, CommId, Drep, Dreq, Lap, PortSpace, Rej, RejReason, Rep, Rtu, ServiceId,
+    SidrStatus, Subject,
 };
 
 use crate::net::{A, B, Net, address, ask};
@@ -186,11 +186,14 @@ fn messages_of_another_connection_or_role_are_strays() {
     let other = CommId(b.0.0 ^ 1);
     let rtu = |local, remote| CmMessage::Rtu(Rtu { local, remote, private: &[] });
     let drep = |local, remote| CmMessage::Drep(Drep { local, remote, private: &[] });
+    let remote_qpn = Qpn::new(0x22);
+    let dreq = |local, remote| CmMessage::Dreq(Dreq { local, remote, remote_qpn, private: &[] });
     for _ in 0..2 {
         assert_eq!(counted(&mut net, B, rtu(a.0, b.0)), AGAIN);
         assert_eq!(counted(&mut net, B, rtu(other, b.0)), STRAY);
         assert_eq!(counted(&mut net, A, rtu(b.0, a.0)), STRAY, "it has sent the RTU");
         assert_eq!(counted(&mut net, A, drep(b.0, a.0)), STRAY, "it has not asked");
+        assert_eq!(counted(&mut net, B, dreq(a.0, b.0)), STRAY, "it names another queue pair");
     }
     for (local, status) in [(b.0, Apr::UNSUPPORTED), (other, Apr::INVALID_COMM_ID)] {
         counted(

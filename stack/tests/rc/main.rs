@@ -24,4 +24,3 @@ mod stalls;
 mod states;
 mod transfers;
 mod turns;
-mod wrap;
