@@ -62,9 +62,15 @@ fn bad(kind: &Kind, solo: &Solo, good: &[u8]) -> Vec<Bad> {
         let packet = with(good, |bth| bth.opcode = opcode);
         add("opcode", way, packet, |drops| drops.unknown_opcode);
     }
-    let services = [(QpType::Rc, Op::RC_SEND_MIDDLE), (QpType::Uc, Op::UC_SEND_MIDDLE)];
+    let services = [
+        (QpType::Rc, Op::RC_SEND_MIDDLE),
+        (QpType::Uc, Op::UC_SEND_MIDDLE),
+        (QpType::Ud, Op::UD_SEND_ONLY),
+    ];
+    // Room for the header of a datagram.
+    let eight = [&good[..bth::LEN], &[0; 8 + ICRC_LEN]].concat();
     for (_, opcode) in services.into_iter().filter(|(of, _)| *of != kind.qp_type) {
-        let packet = with(good, |bth| bth.opcode = opcode);
+        let packet = with(&eight, |bth| (bth.pad, bth.opcode) = (0, opcode));
         add("service", way, packet, |drops| drops.wrong_service);
     }
     for len in [0, 1, 11, 15] {

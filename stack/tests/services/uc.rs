@@ -242,21 +242,6 @@ fn without_the_right_to_write_there_is_none() {
 }
 
 #[test]
-fn packets_of_other_services_are_dropped() {
-    let mut solo = script();
-    solo.post_recv(1, &[solo.sge(0, 100)]);
-    solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 8]]);
-    solo.receive_request(Op::UD_SEND_ONLY, 0, &[&[0; 8], &[1; 8]]);
-    assert_eq!(solo.end.engine.drops().wrong_service, 2);
-    assert_eq!(solo.completed(), []);
-    // And packets of ours are dropped on a queue pair of another service.
-    let mut solo = Solo::script();
-    solo.post_recv(1, &[solo.sge(0, 100)]);
-    solo.receive_request(Op::UC_SEND_ONLY, 0, &[&[1; 8]]);
-    assert_eq!((solo.end.engine.drops().wrong_service, solo.completed()), (1, vec![]));
-}
-
-#[test]
 fn a_receive_whose_memory_is_gone_breaks_the_queue_pair() {
     let mut solo = script();
     solo.post_recv(1, &[sge(0, 100, Key(0x4242_4242))]);
