@@ -69,10 +69,8 @@ cargo xtask COMMAND
   dropin [--json] [--accept] [WORD...]
                        run the programs of docs/dropin.md unmodified, each between two network namespaces (as root): all, or rows with
                        each WORD in program, mode and backend; --accept writes the table anew
-  dropin --suite [--json] [WORD...]
-                       rdma-core's own tests on a device in software
-  dropin --speed [WORD...], dropin --transports DIR
-                       perftest beside `rocinante perf`; the same programs over this project and over TCP
+  dropin --suite [--json] [WORD...], dropin --transports DIR
+                       rdma-core's own tests on a device in software; programs over this project and over TCP
   dropin --foreign PROCESSOR [--json] [WORD...]
                        programs for another processor by its emulator, such as aarch64: with each other, and with those for this one
   dropin --kills [--json] [BACKEND]

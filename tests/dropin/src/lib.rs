@@ -5,7 +5,6 @@
 //! - [`row`] runs one.
 //! - [`foreign`] has rows that also run on another processor's emulator.
 //! - [`kills`] has many on one address, of which a third is killed.
-//! - [`speed`] measures perftest beside `rocinante perf`.
 //! - [`transports`] runs programs over this project and over TCP.
 //! - [`suite`] runs rdma-core's own tests, as Debian ships them.
 //! - [`document`] is the table in `docs/dropin.md`.
@@ -20,7 +19,6 @@ pub mod install;
 pub mod kills;
 mod programs;
 pub mod row;
-pub mod speed;
 pub mod suite;
 pub mod table;
 pub mod transports;

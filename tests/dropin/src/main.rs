@@ -8,18 +8,17 @@ use std::process::ExitCode;
 use rocinante_dropin::install::Installation;
 use rocinante_dropin::suite::{self, State, Verdict};
 use rocinante_dropin::table::{self, Row};
-use rocinante_dropin::{Outcome, document, foreign, kills, row, speed, transports};
+use rocinante_dropin::{Outcome, document, foreign, kills, row, transports};
 use rocinante_lab::kill_children_on_signal;
 use serde_json::json;
 
 const USAGE: &str = "\
-rocinante-dropin [--json] [--suite|--speed|--kills|--transports FOLDER] [--accept FILE] [WORD...]
+rocinante-dropin [--json] [--suite|--kills|--transports FOLDER] [--accept FILE] [WORD...]
 rocinante-dropin --foreign EMULATOR ROOT BUILT [--json] [WORD...]
 
   --json         a JSON object for each row
   --suite        rdma-core's own tests in the place of the table of programs
   --kills        20 rounds of 32 pairs of processes on one pair of addresses, a third of them killed
-  --speed        perftest beside `rocinante perf`, on a machine that does nothing else
   --transports FOLDER
                  programs over this project and over TCP, on a machine that does nothing else; all
                  that they print goes into a file in the folder
@@ -34,7 +33,6 @@ rocinante-dropin --foreign EMULATOR ROOT BUILT [--json] [WORD...]
 struct Options {
     json: bool,
     suite: bool,
-    speed: bool,
     kills: bool,
     transports: Option<PathBuf>,
     foreign: Option<[String; 3]>,
@@ -65,10 +63,9 @@ fn main() -> ExitCode {
             added.map_err(|error| format!("--foreign: {error}"))?;
             return on_foreign(&options, &installed);
         }
-        match (options.suite, options.speed, options.kills) {
-            (true, ..) => tests(&options, &installed),
-            (_, true, _) => speeds(&options, &installed),
-            (.., true) => kill_rounds(&options, &installed),
+        match (options.suite, options.kills) {
+            (true, _) => tests(&options, &installed),
+            (_, true) => kill_rounds(&options, &installed),
             _ => programs(&options, &installed),
         }
     });
@@ -90,7 +87,6 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         match arg.as_str() {
             "--json" => options.json = true,
             "--suite" => options.suite = true,
-            "--speed" => options.speed = true,
             "--kills" => options.kills = true,
             "--foreign" => {
                 let words = [(); 3].map(|()| args.next());
@@ -105,11 +101,8 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
             _ => options.words.push(arg),
         }
     }
-    let others = options.suite
-        || options.speed
-        || options.kills
-        || options.transports.is_some()
-        || options.foreign.is_some();
+    let others =
+        options.suite || options.kills || options.transports.is_some() || options.foreign.is_some();
     if options.accept.is_some() && (others || !options.words.is_empty()) {
         return Err("a document has the results of all programs: --accept alone".to_owned());
     }
@@ -186,24 +179,6 @@ fn kill_rounds(options: &Options, installed: &Installation) -> Result<Count, Str
         count.passed += ended;
         count.failed += failed.len();
     }
-    Ok(count)
-}
-
-fn speeds(options: &Options, installed: &Installation) -> Result<Count, String> {
-    let mut count = Count::default();
-    speed::run(
-        |text| options.want(text),
-        installed,
-        |compared| {
-            if options.json {
-                println!("{}", compared.json());
-            } else {
-                println!("{}", compared.line());
-                eprintln!("{}", compared.raw);
-            }
-            if compared.holds() { count.passed += 1 } else { count.failed += 1 }
-        },
-    )?;
     Ok(count)
 }
 
