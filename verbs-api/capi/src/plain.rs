@@ -1,7 +1,6 @@
 //! The objects of the device in software, as the C ABI has them: no reference count and no choice
 //! in a call. A C program keeps the objects alive that an object uses, by the order of its calls.
 
-use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::ops::Deref;
@@ -20,11 +19,12 @@ use rocinante_soft::model::qp::{PeerPath, QpCaps};
 use rocinante_soft::provider::advice::Advice;
 pub(crate) use rocinante_soft::provider::manager::Manager;
 use rocinante_soft::provider::manager::{ListensTo, Place};
+pub(crate) use rocinante_soft::provider::memory::is_readable;
 use rocinante_soft::provider::memory::{self, Range};
 pub(crate) use rocinante_soft::provider::random::random;
 use rocinante_soft::provider::wake;
-use rocinante_soft::provider::wakers::Woken;
-pub(crate) use rocinante_soft::{Qp, Srq, Window as Mw};
+pub(crate) use rocinante_soft::provider::wakers::Woken;
+pub(crate) use rocinante_soft::{Channel, Owner, Qp, Srq, Window as Mw};
 pub(crate) use rocinante_stack::cm::{
     Accept, Asked, CmEvent, ConnId, Connect, Ended, ListenerId, QpSide, Reply, Request,
     SidrQueryId, SidrReqId,
@@ -76,7 +76,7 @@ impl Device {
     }
 
     pub(crate) fn create_channel(&self) -> Result<Channel, VerbsError> {
-        soft::Channel::create(&self.0).map(Channel)
+        Channel::create(&self.0)
     }
 
     pub(crate) fn create_cq(
@@ -88,66 +88,21 @@ impl Device {
         if depth == 0 || depth > max {
             return Err(VerbsError::Invalid(format!("a queue has 1 to {max} entries")));
         }
-        soft::Cq::create(&self.0, depth, channel.map(|channel| &channel.0)).map(Cq)
+        soft::Cq::create(&self.0, depth, channel).map(Cq)
     }
 }
 
-/// Takes events of the connection manager as they come, while the device is locked: it queues them
-/// where its program looks, and calls nothing of the device.
-pub(crate) trait CmSink: fmt::Debug + Send + Sync {
-    /// Takes an event. `false` for a request for which there is no room.
-    fn put(&self, event: CmEvent) -> bool;
-}
-
-/// A sink as an owner. A request that it took is the program's, so none is withdrawn. That the
-/// interface is gone it hears as an event of its context.
-#[derive(Debug)]
-struct Direct<S>(Arc<S>);
-
-impl<S: CmSink + 'static> Direct<S> {
-    fn owner(sink: Arc<S>) -> Arc<dyn soft::Owner> {
-        Arc::new(Self(sink))
-    }
-}
-
-impl<S: CmSink> soft::Owner for Direct<S> {
-    fn put(&self, event: CmEvent) -> Option<Woken> {
-        self.0.put(event).then(Woken::default)
-    }
-
-    fn fail(&self, _: VerbsError) -> Woken {
-        Woken::default()
-    }
-
-    fn withdraw(&self, _: ConnId) {}
-
-    fn withdraw_ask(&self, _: SidrReqId) {}
-
-    fn has_request(&self, _: ConnId) -> bool {
-        false
-    }
-
-    fn has_ask(&self, _: SidrReqId) -> bool {
-        false
-    }
-
-    fn breaks(&self) -> bool {
-        false
-    }
-}
-
-/// The connection manager. Events come to a sink; a queue pair stays as it is when its connection
-/// ends.
+/// The connection manager.
 impl Device {
     /// Listens for requests, or for questions where the service is of datagrams.
-    pub(crate) fn listen<S: CmSink + 'static>(
+    pub(crate) fn listen(
         &self,
         service: ServiceId,
         (address, backlog): (Option<IpAddr>, usize),
-        sink: Arc<S>,
+        owner: Arc<dyn Owner>,
     ) -> Result<ListenerId, VerbsError> {
         let port = service.port().map_or(0, |(_, port)| port);
-        self.0.listen_into(service, Place { address, port, backlog }, Direct::owner(sink))
+        self.0.listen_into(service, Place { address, port, backlog }, owner)
     }
 
     /// Has a port of a port space as `claim` says, as far as other processes are concerned.
@@ -164,35 +119,6 @@ impl Device {
         let datagrams = service.takes_datagrams();
         let to = if datagrams { ListensTo::Datagrams } else { ListensTo::Connections };
         self.0.unlisten(listener, to);
-    }
-
-    pub(crate) fn connect<S: CmSink + 'static>(
-        &self,
-        ask: &Connect<'_>,
-        sink: Arc<S>,
-    ) -> Result<ConnId, VerbsError> {
-        self.0.connect_into(ask, Direct::owner(sink))
-    }
-
-    pub(crate) fn accept<S: CmSink + 'static>(
-        &self,
-        conn: ConnId,
-        accept: &Accept<'_>,
-        sink: Arc<S>,
-    ) -> Result<(), VerbsError> {
-        self.0.accept_into(conn, accept, Direct::owner(sink))
-    }
-
-    /// Asks for the queue pair of a datagram service: our address and the peer's, the service and
-    /// our port.
-    pub(crate) fn resolve<S: CmSink + 'static>(
-        &self,
-        way: (IpAddr, IpAddr),
-        service: (ServiceId, u16),
-        private: &[u8],
-        sink: Arc<S>,
-    ) -> Result<SidrQueryId, VerbsError> {
-        self.0.resolve_into(way, service, private, Direct::owner(sink))
     }
 }
 
@@ -230,13 +156,6 @@ impl Bell {
 pub(crate) fn is_accessible(address: u64, len: usize, writable: bool) -> bool {
     let len = len as u64;
     memory::is_mapped(address, len) && memory::populate(address, len, writable).is_ok()
-}
-
-/// Whether all of `len` bytes from `address` on can be read now. It touches each page, so it is for
-/// few.
-#[must_use]
-pub(crate) fn is_readable(address: u64, len: usize) -> bool {
-    memory::is_readable(address, len)
 }
 
 /// The counters of a device. They keep nothing open.
@@ -375,26 +294,6 @@ impl Ah {
     #[must_use]
     pub(crate) fn id(&self) -> AhId {
         self.0.id()
-    }
-}
-
-/// A completion channel.
-#[derive(Debug)]
-pub(crate) struct Channel(soft::Channel);
-
-impl Deref for Channel {
-    type Target = soft::Channel;
-
-    fn deref(&self) -> &soft::Channel {
-        &self.0
-    }
-}
-
-impl Channel {
-    /// The number of the queue of the next event.
-    #[must_use]
-    pub(crate) fn try_event(&self) -> Option<u32> {
-        self.0.try_event().map(|cq| cq.id().0)
     }
 }
 

@@ -10,29 +10,38 @@ use crate::provider::mailbox::Mailbox;
 use crate::provider::wakers::Woken;
 
 /// Takes the events of a connection, a listener or a question. It is called while the device is
-/// locked, and so must not call the device.
+/// locked, and so must not call the device. By default each event is the program's at once, and
+/// the end of a device is an event of its context.
 pub trait Owner: fmt::Debug + Send + Sync {
     /// Takes an event. Returns the tasks that wait for one; `None` for a request for which there is
     /// no room.
     fn put(&self, event: CmEvent) -> Option<Woken>;
 
     /// No more events will come, for this reason.
-    fn fail(&self, why: VerbsError) -> Woken;
+    fn fail(&self, _why: VerbsError) -> Woken {
+        Woken::default()
+    }
 
     /// A peer has withdrawn its request.
-    fn withdraw(&self, gone: ConnId);
+    fn withdraw(&self, _gone: ConnId) {}
 
     /// The program did not answer a question in time.
-    fn withdraw_ask(&self, gone: SidrReqId);
+    fn withdraw_ask(&self, _gone: SidrReqId) {}
 
     /// Whether the program has not taken the request yet.
-    fn has_request(&self, of: ConnId) -> bool;
+    fn has_request(&self, _of: ConnId) -> bool {
+        false
+    }
 
     /// Whether the program has not taken the question yet.
-    fn has_ask(&self, of: SidrReqId) -> bool;
+    fn has_ask(&self, _of: SidrReqId) -> bool {
+        false
+    }
 
     /// Whether the queue pair goes to the error state when its connection ends.
-    fn breaks(&self) -> bool;
+    fn breaks(&self) -> bool {
+        false
+    }
 }
 
 impl Owner for Mailbox {

@@ -73,7 +73,7 @@ pub(super) unsafe extern "C-unwind" fn get_cq_event(
             return Err(libc::EINVAL);
         }
         let Channel { channel, fd, .. } = &object.private;
-        while let Some(number) = channel.try_event() {
+        while let Some(number) = channel.try_event().map(|cq| cq.id().0) {
             let objects = shared.objects.lock();
             let Some(found) = objects.cqs.get(&number) else { continue };
             let found = *found as *mut abi::Cq;

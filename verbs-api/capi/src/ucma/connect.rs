@@ -109,7 +109,7 @@ impl Command<'_> {
         if id.is_of_datagrams() {
             id.facts.lock().ah = held.ah(peer.ip())?;
             let way = (local.ip(), peer.ip());
-            let query = opened.device.resolve(way, (service, local.port()), &private, sink);
+            let query = opened.device.resolve_into(way, (service, local.port()), &private, sink);
             held.phase = Phase::Querying(query.map_err(|error| {
                 id.facts.lock().ah = [0; AH];
                 errno(&error)
@@ -142,7 +142,7 @@ impl Command<'_> {
             keep_alive: None,
             private: &private,
         };
-        let conn = opened.device.connect(&ask, sink).map_err(|error| {
+        let conn = opened.device.connect_into(&ask, sink).map_err(|error| {
             id.facts.lock().route = None;
             errno(&error)
         })?;
@@ -166,7 +166,7 @@ impl Command<'_> {
                 // Its events are the program's from now on.
                 id.facts.lock().uid = self.body.u64(0);
                 let accept = Accept { side, keep_alive: None, private: &private };
-                let accepted = device.accept(conn, &accept, Arc::new(ToId(id.clone())));
+                let accepted = device.accept_into(conn, &accept, Arc::new(ToId(id.clone())));
                 accepted.map_err(|error| {
                     id.facts.lock().uid = 0;
                     // The peer would wait: as the kernel does.

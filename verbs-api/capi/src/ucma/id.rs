@@ -17,8 +17,8 @@ use super::event::{AH, Event, File, Group, Kind, Param};
 use super::table::Table;
 use crate::devices::Found;
 use crate::plain::{
-    Asked, CmEvent, CmSink, ConnId, Ended, ListenerId, PortSpace, QpSide, Reply, Request,
-    SidrQueryId, SidrReqId, SidrStatus, Transport,
+    Asked, CmEvent, ConnId, Ended, ListenerId, Owner, PortSpace, QpSide, Reply, Request,
+    SidrQueryId, SidrReqId, SidrStatus, Transport, Woken,
 };
 
 /// The Q_Key of `RDMA_PS_UDP`, where the program names none (`RDMA_UDP_QKEY`).
@@ -219,8 +219,8 @@ impl std::fmt::Debug for ToId {
     }
 }
 
-impl CmSink for ToId {
-    fn put(&self, event: CmEvent) -> bool {
+impl Owner for ToId {
+    fn put(&self, event: CmEvent) -> Option<Woken> {
         let id = &self.0;
         let mut facts = id.facts.lock();
         let none = Param::default();
@@ -258,7 +258,7 @@ impl CmSink for ToId {
             }
             _ => {}
         }
-        true
+        Some(Woken::default())
     }
 }
 
@@ -276,13 +276,14 @@ impl std::fmt::Debug for ToListener {
     }
 }
 
-impl CmSink for ToListener {
-    fn put(&self, event: CmEvent) -> bool {
-        match event {
+impl Owner for ToListener {
+    fn put(&self, event: CmEvent) -> Option<Woken> {
+        let has_room = match event {
             CmEvent::Request { conn, request, .. } => self.request(conn, *request),
             CmEvent::Asked { ask, asked, .. } => self.question(ask, *asked),
             _ => true,
-        }
+        };
+        has_room.then(Woken::default)
     }
 }
 

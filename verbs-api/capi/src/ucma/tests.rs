@@ -13,8 +13,8 @@ use super::id::{Earlier, ToId, ToListener};
 use super::words::SOCKADDR_IN6;
 use super::*;
 use crate::devices;
-use crate::plain::{Asked, CmEvent, CmSink as _, ConnId, ListenerId, QpSide, Request, ServiceId};
-use crate::plain::{SidrReqId, Transport};
+use crate::plain::{Asked, CmEvent, ConnId, ListenerId, QpSide, Request, ServiceId};
+use crate::plain::{Owner as _, SidrReqId, Transport};
 
 const TCP: u16 = 0x0106;
 const UDP: u16 = 0x0111;
@@ -198,7 +198,7 @@ fn the_backlog_of_a_listener_is_its_own() {
         let ids = [1, 2].map(|uid| program.create(uid, space));
         let [one, two] = [0, 1].map(|at| program.listener(ids[at], local[at], at + 1));
         let come = |to: &(ToListener, Arc<Opened>)| {
-            to.0.put(if space == TCP { request } else { question }(to.0.local.ip(), peer))
+            to.0.put(if space == TCP { request } else { question }(to.0.local.ip(), peer)).is_some()
         };
         assert_eq!(
             [come(&one), come(&one), come(&two), come(&two), come(&two)],
@@ -236,7 +236,7 @@ fn both_addresses_of_a_request_have_the_scope_of_their_link() {
             let id = program.create(1, space);
             let at = SocketAddrV6::new(local, 7471, 0, scopes[0]);
             let (to, _opened) = program.listener(id, at.into(), 1);
-            assert!(to.put(of(local.into(), v4(peer))));
+            assert!(to.put(of(local.into(), v4(peer))).is_some());
             let (_, child, _) = program.event().expect("a request");
             let held = program.id(child);
             let held = held.held.lock();
@@ -297,7 +297,7 @@ fn an_accept_that_is_refused_makes_the_id_no_programs() {
         let program = Program::new();
         let (local, id) = (v4("127.0.0.1:7471"), program.create(1, space));
         let (to, _opened) = program.listener(id, local, 1);
-        assert!(to.put(of(local.ip(), v4("127.0.0.2:1"))));
+        assert!(to.put(of(local.ip(), v4("127.0.0.2:1"))).is_some());
         let (_, child, _) = program.event().expect("a request");
         for _ in 0..2 {
             program.accept(child, 9, 255).expect_err("too much private data, and no such request");
@@ -414,7 +414,7 @@ fn a_refused_command_leaves_all_as_it_was() {
         let requested = |of: fn(_, _) -> _| {
             let listener = program.create(1, space);
             let (to, _opened) = program.listener(listener, local, 1);
-            assert!(to.put(of(local.ip(), v4("127.0.0.2:1"))));
+            assert!(to.put(of(local.ip(), v4("127.0.0.2:1"))).is_some());
             let child = program.event().expect("a request").1;
             program.destroy(listener);
             child
