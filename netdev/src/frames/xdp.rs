@@ -66,8 +66,6 @@ pub struct XdpIo {
     rx: RxHalf,
     socket: XdpSocket,
     umem: Umem,
-    /// Whether to run the driver's queue before the ring is read.
-    busy_poll: bool,
     /// The longest frame that the link carries.
     frame_bytes_max: usize,
     /// The reserved slot.
@@ -91,9 +89,6 @@ impl FrameIo for XdpIo {
         state: &mut State,
         sink: &mut impl FnMut(RxDatagram<'_>),
     ) -> usize {
-        if self.busy_poll {
-            self.kick_receive(state);
-        }
         let stats = &mut state.stats;
         let frames = self.rx.receive(&mut self.umem, budget, |frame| {
             let Some(frame) = parse_frame(frame) else {

@@ -76,9 +76,6 @@ pub struct XdpConfig {
     /// Chunks of 4096 bytes for each direction, 64 to 32,768; 256 by default. Rounded up to a power
     /// of two, and down to what `RLIMIT_MEMLOCK` allows. A frame of more than 3840 bytes takes two.
     pub ring_frames: u32,
-    /// Whether the program may attach in generic (SKB) mode. By default it may not: that mode is
-    /// slow, and broken together with a sender that segments.
-    pub generic: bool,
     /// The receive queue that a single port binds to; 0 by default. Several ports bind to the first
     /// queues, one each.
     pub queue: u32,
@@ -86,16 +83,11 @@ pub struct XdpConfig {
     /// queues that they read. Then the port opens although the interface has other queues, which it
     /// does not read. By default it does not open.
     pub steered: bool,
-    /// Run the driver's queue on the threads that use the device, for up to this many microseconds
-    /// at a time, instead of in interrupts (`SO_PREFER_BUSY_POLL`). By default interrupts run it.
-    /// Needs `CAP_NET_ADMIN` and a driver with zero-copy `AF_XDP`. It only helps if the interface's
-    /// `napi_defer_hard_irqs` and `gro_flush_timeout` defer its interrupts.
-    pub busy_poll_us: Option<u32>,
 }
 
 impl Default for XdpConfig {
     fn default() -> Self {
-        Self { ring_frames: 256, generic: false, queue: 0, steered: false, busy_poll_us: None }
+        Self { ring_frames: 256, queue: 0, steered: false }
     }
 }
 

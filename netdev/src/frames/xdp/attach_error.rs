@@ -14,7 +14,7 @@ pub(super) const NEEDS: Needs = Needs {
 };
 
 /// The error of `BPF_LINK_CREATE` for an XDP program, explained.
-pub(super) fn explain(iface: &Interface, generic: bool, error: io::Error) -> OpenError {
+pub(super) fn explain(iface: &Interface, error: io::Error) -> OpenError {
     let name = &iface.name;
     let hint = match error.raw_os_error() {
         Some(libc::EBUSY | libc::EEXIST) => format!(
@@ -26,17 +26,16 @@ pub(super) fn explain(iface: &Interface, generic: bool, error: io::Error) -> Ope
              it, or choose --netdev packet or udp",
             iface.mtu
         ),
-        Some(libc::EOPNOTSUPP) if !generic => format!(
+        Some(libc::EOPNOTSUPP) => format!(
             "the driver of {name} has no native XDP (or not with its present offloads): choose \
-             --netdev packet or udp; generic XDP is slow, and only on explicit request"
+             --netdev packet or udp"
         ),
         Some(libc::EPERM | libc::EACCES) => {
             format!("{}, or choose --netdev packet or udp", NEEDS.explain())
         }
         _ => "choose --netdev packet or udp".to_owned(),
     };
-    let mode = if generic { "generic" } else { "native" };
-    let what = format!("cannot attach the XDP program to {name} in {mode} mode");
+    let what = format!("cannot attach the XDP program to {name} in native mode");
     OpenError::os(Backend::Xdp, what, error, hint)
 }
 
@@ -62,7 +61,7 @@ mod tests {
             (libc::EPERM, "CAP_NET_ADMIN"),
             (libc::EIO, "--netdev packet"),
         ] {
-            let error = explain(&iface, false, io::Error::from_raw_os_error(errno));
+            let error = explain(&iface, io::Error::from_raw_os_error(errno));
             assert!(error.hint.contains(word), "{error}");
             assert_eq!(error.errno(), errno);
         }

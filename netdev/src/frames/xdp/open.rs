@@ -113,7 +113,7 @@ impl Acquire for XdpIo {
                 map(&socket, memory.as_fd(), chunks)?
             }
         };
-        let Manifest { interface: iface, config, .. } = manifest;
+        let Manifest { interface: iface, .. } = manifest;
         let frame_bytes_max = iface.mtu as usize + ETH_LEN;
         let per_slot = frame_bytes_max.div_ceil(CHUNK).min(SLOT_CHUNKS_MAX) as u32;
         let rx = RxHalf::new(rings.rx, rings.fill, chunks, &mut umem);
@@ -144,18 +144,8 @@ impl Acquire for XdpIo {
                 "send the descriptors in the order of the manifest",
             )
         })?;
-        let io = Self {
-            _link: link,
-            mac,
-            tx,
-            rx,
-            socket,
-            umem,
-            busy_poll: config.xdp.busy_poll_us.is_some(),
-            frame_bytes_max,
-            reserved: None,
-            retry,
-        };
+        let io =
+            Self { _link: link, mac, tx, rx, socket, umem, frame_bytes_max, reserved: None, retry };
         Ok(Assembled { io, capabilities })
     }
 }
@@ -177,9 +167,6 @@ pub(super) fn open_sockets(
     for (queue, made) in queues.clone().zip(made) {
         bind(&made.socket, iface, queue, patience)?;
         let zero_copy = made.socket.zero_copy().unwrap_or(false);
-        if let Some(microseconds) = config.xdp.busy_poll_us {
-            busy_poll(&made.socket, iface, zero_copy, microseconds)?;
-        }
         sockets.push(OnQueue { made, queue, zero_copy });
     }
     let (program, own, by_queue) = load_program(iface, addresses, shards, queues.end)?;
@@ -188,9 +175,9 @@ pub(super) fn open_sockets(
             .set(&queue.to_ne_bytes(), fd_value(made.socket.as_fd()))
             .map_err(|e| permission("cannot put the socket into the XSKMAP", e))?;
     }
-    let attach = || program.attach(iface.index, config.xdp.generic);
+    let attach = || program.attach(iface.index, false);
     let link = patiently(libc::EBUSY, COPIES_HELD_MAX.min(patience), attach)
-        .map_err(|e| attach_error::explain(iface, config.xdp.generic, e))?;
+        .map_err(|e| attach_error::explain(iface, e))?;
     Ok(Opened { sockets, link, mac: copy(own.mac.as_fd())? })
 }
 
@@ -257,24 +244,6 @@ pub(super) fn copy(fd: BorrowedFd<'_>) -> Result<OwnedFd, OpenError> {
     fd.try_clone_to_owned()
         .map(apart)
         .map_err(|e| OpenError::os(Backend::Xdp, "cannot copy a descriptor", e, ""))
-}
-
-/// Lets calls of this process drive the driver. Without zero-copy there is no driver queue to poll;
-/// on a veth, polling was measured to cost 20 to 108 µs.
-fn busy_poll(
-    socket: &XdpSocket,
-    iface: &Interface,
-    zero_copy: bool,
-    microseconds: u32,
-) -> Result<(), OpenError> {
-    if !zero_copy {
-        return Err(OpenError::plain(
-            Backend::Xdp,
-            format!("busy polling needs zero-copy, which the driver of {} has not", iface.name),
-            "leave xdp.busy_poll_us out",
-        ));
-    }
-    socket.prefer_busy_poll(microseconds).map_err(|e| permission("cannot poll busily", e))
 }
 
 fn check_interface(

@@ -187,20 +187,6 @@ impl XdpSocket {
         self.get(libc::XDP_STATISTICS)
     }
 
-    /// Lets [`kick_receive`](Self::kick_receive) and [`kick_send`](Self::kick_send) run the
-    /// driver's queue on this thread for up to `microseconds`. This replaces the driver's
-    /// interrupts where they are deferred (`napi_defer_hard_irqs`, `gro_flush_timeout`): socket(7),
-    /// `Documentation/networking/napi.rst`. The socket must be bound.
-    pub(crate) fn prefer_busy_poll(&self, microseconds: u32) -> io::Result<()> {
-        const SO_PREFER_BUSY_POLL: i32 = 69;
-        const SO_BUSY_POLL_BUDGET: i32 = 70;
-        // The frames that NAPI takes at once by default.
-        const BUDGET: u32 = 64;
-        self.set(libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, &1_u32)?;
-        self.set(libc::SOL_SOCKET, libc::SO_BUSY_POLL, &microseconds)?;
-        self.set(libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, &BUDGET)
-    }
-
     /// Tells the kernel to send the contents of the TX ring.
     pub(crate) fn kick_send(&self) -> io::Result<()> {
         // SAFETY: no bytes are given, so the null pointers are not read.
