@@ -26,7 +26,7 @@ fn against(net: &SimNet, fault: &str) -> [Side; 2] {
 }
 
 fn faulty(fault: &str) -> Side {
-    let [_, faulty] = against(&SimNet::new(1), fault);
+    let [_, faulty] = against(&SimNet::new(), fault);
     faulty
 }
 
@@ -87,7 +87,7 @@ fn each_call_can_fail_and_does_nothing_then() {
     ];
     let ah: Call = |[_, b], _, _| b.pd.create_ah(&PeerPath::new(ADDRESSES[0])).map(drop);
     for (verb, call) in calls.into_iter().chain([("create_ah", ah)]) {
-        let net = SimNet::new(1);
+        let net = SimNet::new();
         // Late enough that the sides are there.
         let sides = against(&net, &format!("verb={verb},errno=EBUSY,at=100ms"));
         let qps = connect(&sides, 14);
@@ -106,7 +106,7 @@ fn each_call_can_fail_and_does_nothing_then() {
 /// A request that a fault refuses is not posted, and the queue is as deep as it was.
 #[test]
 fn a_queue_that_meets_faults_is_as_deep_as_another() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let sides = against(&net, "verb=post_send+post_recv,nth=2,errno=12");
     let [_peer, qp] = connect(&sides, 14);
     let to = (sides[0].mr.address(), sides[0].mr.rkey());
@@ -141,7 +141,7 @@ fn a_seed_repeats_the_calls_that_fail() {
 
 #[test]
 fn a_completion_becomes_an_error_and_its_queue_pair_breaks() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let sides = against(&net, "status=IBV_WC_REM_OP_ERR,wc=rdma-write,nth=3");
     let [peer, qp] = connect(&sides, 14);
     let to = (sides[0].mr.address(), sides[0].mr.rkey());
@@ -166,7 +166,7 @@ fn a_completion_becomes_an_error_and_its_queue_pair_breaks() {
 
 #[test]
 fn a_completion_that_overruns_its_queue_breaks_its_queue_pairs() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let sides = against(&net, "event=CQ_ERR,wc=recv,nth=2");
     let [peer, qp] = connect(&sides, 14);
     (0..4).for_each(|wr_id| receive(&qp, &sides[1], wr_id));
@@ -191,7 +191,7 @@ fn a_completion_that_overruns_its_queue_breaks_its_queue_pairs() {
 
 #[test]
 fn messages_find_no_receive_for_a_while_and_then_those_that_are_there() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let sides = against(&net, "rnr=60%,seed=2");
     let [peer, qp] = connect(&sides, 14);
     let imm = SendOp::Write {
@@ -217,7 +217,7 @@ fn messages_find_no_receive_for_a_while_and_then_those_that_are_there() {
 
 #[test]
 fn a_storm_of_rnr_ends_a_sender_that_is_not_patient() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let sides = against(&net, "rnr=1");
     let srq = sides[1].pd.create_srq(4, 1).unwrap();
     for shared in [false, true] {
@@ -247,7 +247,7 @@ fn a_storm_of_rnr_ends_a_sender_that_is_not_patient() {
 
 #[test]
 fn events_come_at_their_times_with_their_consequences() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let sides = against(
         &net,
         "event=PORT_ERR,at=150ms,for=150ms;event=GID_CHANGE,at=400ms;event=DEVICE_FATAL,at=500ms",
@@ -285,7 +285,7 @@ fn events_come_at_their_times_with_their_consequences() {
 
 #[test]
 fn a_device_that_stalls_goes_on() {
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let sides = against(&net, "stall,at=100ms,for=400ms");
     let begin = Instant::now();
     let [qp, _peer] = connect(&sides, 20);
@@ -304,7 +304,7 @@ fn a_device_that_stalls_goes_on() {
 fn the_log_says_what_was_done_to_which_call() {
     let path = std::env::temp_dir().join(format!("device-faults-{}", std::process::id()));
     let plain = || OpenOptions::new().background(false).fault_log(&path);
-    let net = SimNet::new(1);
+    let net = SimNet::new();
     let port = net.port(&[ADDRESSES[0]], &SimConfig::default()).unwrap();
     let fault = "verb=create_srq,nth=2;event=GID_CHANGE;seed=4";
     let side = Side::with(plain().fault(fault), port, "sim");

@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn a_device_whose_port_is_full_leaves_once_there_is_room() {
         let [local, remote] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
-        let net = SimNet::new(1);
+        let net = SimNet::new();
         let (port, gate) = net.gated_port(&[local], &SimConfig::default()).unwrap();
         let (engine, router) = (Engine::new(EngineConfig::default()), Router::new(None, None));
         let mut shard = Shard::new("test", engine, AnyPort::from(port), Host::new(1), router);
