@@ -2,8 +2,8 @@
 //!
 //! A [`Plan`] is that of a user: words, or a schedule. `Faults` decides by it, for one port. It
 //! has no clock and no I/O: the same seed, and the same datagrams at the same times, give the same
-//! decisions. By a seed the n-th datagram of a rule draws the same numbers at any time. Faults of the
-//! device, which are in the same plan, have [`DeviceFaults`].
+//! decisions. By a seed the n-th datagram of a rule draws the same numbers at any time. Faults of
+//! the device, which are in the same plan, have [`DeviceFaults`].
 
 mod device;
 pub(crate) mod flight;
