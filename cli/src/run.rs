@@ -59,7 +59,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     fault_log: Option<PathBuf>,
     /// Run the program again and again, and print the smallest part of the faults with which it
-    /// still fails, as a schedule; each try ends after so many seconds (60)
+    /// still fails, as a schedule; each try ends after SECONDS (60)
     #[arg(long, value_name = "SECONDS", value_parser = seconds, num_args = 0..=1)]
     #[arg(require_equals = true, default_missing_value = "60", requires = "fault")]
     #[arg(conflicts_with_all = ["fault_log", "counters"])]

@@ -18,9 +18,9 @@ use crate::wire::{AliveMad, Opcode, Packet, PeerInfo, RecognitionMad, Service};
 pub enum Addressee {
     /// The device with this slot: it drew an id that the datagram names.
     Slot(u8),
-    /// The device that has taken the peer's request before. If none has: the one with a connection
-    /// to the queue pair for which it asks, and then whichever listens for the service, where the
-    /// datagram names them.
+    /// The device that has taken the peer's request before. Otherwise the device with a connection
+    /// to the queue pair for which the peer asks, and then a device that listens for the service,
+    /// where the datagram names them.
     Request(Requested, Option<ServiceId>, Option<Qpn>),
     /// The device with a connection to the queue pair that answers a request. If none has: the one
     /// with this slot, which asked.

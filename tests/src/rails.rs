@@ -26,7 +26,7 @@ pub fn add(lab: &Lab, index: usize) -> Ipv4Addr {
     for line in [add, format!("link set {rail} master {BRIDGE} up")] {
         ip(lab.host(), &line);
     }
-    // Else either interface says that it has the other's address, too.
+    // Otherwise each interface answers ARP requests for the other's address, too.
     let conf = "/proc/sys/net/ipv4/conf/all";
     let arp = format!("echo 1 > {conf}/arp_ignore && echo 2 > {conf}/arp_announce");
     assert!(at.output(Command::new("sh").args(["-c", &arp])).unwrap().status.success());
@@ -36,8 +36,8 @@ pub fn add(lab: &Lab, index: usize) -> Ipv4Addr {
     second
 }
 
-/// The kernel brings the second rail's link up when it finds the time, and the bridge's port at
-/// another one. Panics if that takes too long.
+/// Waits for the link of the second rail and for the bridge's port: the kernel brings them up at
+/// different times. Panics if that takes too long.
 pub fn wait_for_link(lab: &Lab, index: usize) {
     let is = |at: &Netns, link: &str, word: &str| {
         let mut show = Command::new("ip");

@@ -135,8 +135,8 @@ fn a_program_of_rdma_cm_is_told_of_a_peer_that_is_killed() {
     server.kill();
 }
 
-/// The end of the client of a program that meets faults, and that of its server, whose faults are
-/// the first. `SERVER` stands for the server's address.
+/// The results of a program's client and server under faults, of which the first are the server's.
+/// `SERVER` stands for the server's address.
 fn with_faults(
     installed: &Installation,
     [server, client]: [&str; 2],
@@ -203,9 +203,9 @@ fn a_program_on_a_bad_network_ends_right() {
     }
 }
 
-/// The device fails, and a program of others ends in time, with its own words.
+/// The device fails, and an unmodified program ends in time, with its own message.
 #[test]
-fn a_program_on_a_bad_device_says_what_failed() {
+fn a_program_on_a_faulty_device_reports_the_failure() {
     if !is_there("ibv_rc_pingpong") || !is_there("ib_write_bw") {
         skip!("no programs: apt install ibverbs-utils perftest");
     }
@@ -244,7 +244,7 @@ fn a_program_on_a_bad_device_says_what_failed() {
     }
 }
 
-/// No signal ends a C program whose log has lost its reader, which it says once.
+/// A C program survives the loss of its log's reader. The library prints one line about it.
 #[test]
 fn a_log_without_a_reader_ends_no_program() {
     if !is_there("ibv_rc_pingpong") {

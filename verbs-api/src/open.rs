@@ -153,8 +153,8 @@ setters! { OpenOptions:
     ///
     /// [`DeviceAttr::chosen_because`]: crate::device::DeviceAttr::chosen_because
     fault(words: &str) { wishes.fault.words = Some(words.to_owned()) }
-    /// Appends a line of JSON to this file for each decision about a fault: to which datagram or
-    /// call, and what. By default to the file that
+    /// Appends a line of JSON to this file for each fault: the datagram or call, and the effect. By
+    /// default to the file that
     /// [`FAULT_LOG_VARIABLE`](crate::device::FAULT_LOG_VARIABLE) names, or to none.
     fault_log(path: impl Into<PathBuf>) { wishes.fault.log = Some(path.into()) }
     /// Keeps the background threads on these processors, by their numbers (`sched_setaffinity(2)`):

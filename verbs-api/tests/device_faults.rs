@@ -30,7 +30,7 @@ fn faulty(fault: &str) -> Side {
     faulty
 }
 
-/// The status of each completion of a queue until there are so many.
+/// The number and status of a queue's next `count` completions.
 fn completed(sides: &[Side; 2], of: usize, count: usize) -> Vec<(u64, WcStatus)> {
     let mut all = Vec::new();
     until("all is completed", || {
@@ -216,7 +216,7 @@ fn messages_find_no_receive_for_a_while_and_then_those_that_are_there() {
 }
 
 #[test]
-fn a_storm_of_rnr_ends_a_sender_that_is_not_patient() {
+fn a_storm_of_rnr_exhausts_the_retries_of_a_sender() {
     let net = SimNet::new();
     let sides = against(&net, "rnr=1");
     let srq = sides[1].pd.create_srq(4, 1).unwrap();
@@ -238,7 +238,7 @@ fn a_storm_of_rnr_ends_a_sender_that_is_not_patient() {
         let before = b.ctx.counters().transport.send_rnr_err;
         assert_eq!(done(&sides, &one, send(1, &[1; 8])), WcStatus::RnrRetryExcErr);
         assert_eq!(b.ctx.counters().transport.send_rnr_err - before, 3);
-        // The receive is there, and was filled by nothing.
+        // The receive is still posted: no message has filled it.
         assert_eq!(b.cq.poll_one().unwrap(), None);
         drop(other);
         assert_eq!(b.cq.poll_one().unwrap(), None);
@@ -291,7 +291,7 @@ fn a_device_that_stalls_goes_on() {
     let [qp, _peer] = connect(&sides, 20);
     let to = (sides[1].mr.address(), sides[1].mr.rkey());
     std::thread::sleep(Duration::from_millis(200));
-    // Polls find nothing, and wait for nothing.
+    // Polls find no completion, and do not block.
     let poll = Instant::now();
     assert_eq!(sides[1].cq.poll_one().unwrap(), None);
     assert!(poll.elapsed() < Duration::from_millis(100) || begin.elapsed().as_millis() > 400);
@@ -301,7 +301,7 @@ fn a_device_that_stalls_goes_on() {
 }
 
 #[test]
-fn the_log_says_what_was_done_to_which_call() {
+fn the_log_names_each_call_and_its_fault() {
     let path = std::env::temp_dir().join(format!("device-faults-{}", std::process::id()));
     let plain = || OpenOptions::new().background(false).fault_log(&path);
     let net = SimNet::new();

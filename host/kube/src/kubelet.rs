@@ -128,8 +128,8 @@ impl Socket {
         self.identity.is_some() && Identity::of(&self.path()) == self.identity
     }
 
-    /// Whether another plugin has ended since this one listens, and no other is left. `None`:
-    /// another looks just now.
+    /// Whether another plugin has ended since this one began to listen, and none is left. `None`:
+    /// another plugin has the turn.
     async fn is_left_alone(&mut self) -> Option<bool> {
         let _turn = turn(&self.folder).ok()?;
         let mut others = Vec::new();

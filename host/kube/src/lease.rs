@@ -1,6 +1,6 @@
-//! The lease by which of several extenders one binds. Another takes over a lease that has not
-//! changed for its whole time, as it sees it itself; the holder trusts its own for two thirds of
-//! that after it asked. So clocks are to run alike, and not to agree.
+//! The lease that lets one of several extenders bind. Another extender takes the lease when it has
+//! seen no change of it for its whole time. The holder trusts the lease for two thirds of that time
+//! from its last request on. So clocks must run at the same rate, but need not agree.
 
 use std::time::{Duration, SystemTime};
 
@@ -28,12 +28,12 @@ pub(crate) struct Lease {
     leases: Api<DynamicObject>,
     holder: String,
     time: Duration,
-    /// Until when it is trusted, once it was held.
+    /// The end of the time for which this process trusts the lease; `None` before it first has it.
     until: watch::Sender<Option<Instant>>,
 }
 
 impl Lease {
-    /// That of the client's namespace.
+    /// A lease in the client's namespace.
     pub(crate) fn new(cluster: &Cluster, time: Duration) -> Self {
         let of = resource_of(GROUP, "Lease", "leases");
         let leases = Api::default_namespaced_with(cluster.client.clone(), &of);
@@ -49,7 +49,7 @@ impl Lease {
         is_held.then_some(()).ok_or_else(|| format!("the lease {NAME} is not this extender's"))
     }
 
-    /// Until it is held for the first time.
+    /// Waits until this process first has the lease.
     pub(crate) async fn first(&self) {
         let _ = self.until.subscribe().wait_for(Option::is_some).await;
     }
@@ -72,7 +72,8 @@ impl Lease {
         }
     }
 
-    /// Whether it is held now. `seen` is another's last version, and since when.
+    /// Gets or renews the lease. Returns whether this process has it. `seen` is the last version of
+    /// another holder's lease, and the time of its first sight.
     async fn turn(&self, seen: &mut Option<(String, Instant)>) -> Result<bool, Failed> {
         let params = PostParams::default();
         let lease = match asked(self.leases.get(NAME)).await {
@@ -98,7 +99,7 @@ impl Lease {
         asked(self.leases.replace(NAME, &params, &lease)).await.map(|_| true)
     }
 
-    /// Held, in the place of this version.
+    /// The lease with this process as its holder, in the place of this version.
     fn lease(&self, version: Option<&str>) -> Result<DynamicObject, Failed> {
         let lease = json!({
             "apiVersion": format!("{GROUP}/v1"),

@@ -75,7 +75,7 @@ pub fn client(mut config: Config) -> Result<Client, kube::Error> {
 /// Serves kube-scheduler's verbs below `/scheduler/` for ever, and `/healthz`, which says 503 until
 /// all that is taken was read from the API. After `assumed_for` ([`ASSUMED_FOR`]) the API is asked
 /// whether a pod is bound that the watch has not shown. Of several extenders one binds; another
-/// takes its place when that is silent for `lease_for` ([`LEASE_FOR`]). Returns when another has.
+/// takes its lease after `lease_for` ([`LEASE_FOR`]) of silence. Returns when it loses the lease.
 pub async fn extender(
     client: Client,
     listener: TcpListener,

@@ -1,4 +1,4 @@
-//! When to look: at events, and soon again at what is not yet as it should be.
+//! When to look: at events, and again soon while the state is not yet the wanted one.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,21 +13,21 @@ use tokio::sync::watch;
 /// How soon to look again.
 pub(crate) const SOON: Duration = Duration::from_secs(2);
 
-/// The events of all. Its clones are one.
+/// The source of events. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Look {
     events: watch::Sender<()>,
     soon: Duration,
 }
 
-/// One that looks.
+/// A receiver of the events.
 pub(crate) struct Looks {
     events: watch::Receiver<()>,
     soon: Duration,
 }
 
 impl Look {
-    /// Soon is never later than `period`.
+    /// `soon` is never longer than `period`.
     pub(crate) fn new(period: Duration) -> Self {
         Self { events: watch::Sender::new(()), soon: period.min(SOON) }
     }
@@ -40,15 +40,15 @@ impl Look {
         Looks { events: self.events.subscribe(), soon: self.soon }
     }
 
-    /// Takes files that come to these folders or go for events, for ever. A folder that is not
-    /// there, or that cannot be watched, is looked at soon.
+    /// Makes events of files that appear in these folders or vanish, for ever. A folder that is
+    /// missing, or that cannot be watched, makes an event every `soon`.
     pub(crate) async fn at_files(&self, folders: &[PathBuf]) {
         let watched = watcher();
         let mut bytes = [0; 4096];
         loop {
             let is_missing = |it: &&PathBuf| !watched.as_ref().is_ok_and(|to| add(to, it).is_ok());
             let is_blind = folders.iter().filter(is_missing).count() > 0;
-            // Also for those that came before.
+            // Files may have changed before the watch began.
             self.now();
             let event = async {
                 let Ok(watched) = &watched else { return std::future::pending().await };
@@ -66,7 +66,7 @@ impl Look {
 }
 
 impl Looks {
-    /// Until there is an event; unless all is settled, no longer than a little.
+    /// Waits for an event; unless all is settled, for `soon` at most.
     pub(crate) async fn again(&mut self, is_settled: bool) {
         tokio::select! {
             Ok(()) = self.events.changed() => {}

@@ -32,7 +32,7 @@ enum Command {
         /// Where to listen, such as 127.0.0.1:8888 or :8888, which is all addresses.
         #[arg(long, value_name = "ADDRESS", value_parser = address)]
         listen: SocketAddr,
-        /// Take the place of another extender that is silent for so long, in seconds.
+        /// Take the lease of another extender after these seconds of silence.
         #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=300))]
         #[arg(default_value_t = LEASE_FOR.as_secs())]
         lease: u64,

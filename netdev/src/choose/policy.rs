@@ -13,8 +13,8 @@
 //! interface, a loopback address. Reading nftables needs `CAP_NET_ADMIN` over the namespace;
 //! reading tcx needs it over the machine. [`Audit::unseen`] lists rules that could not be read. The
 //! audit does not cover rules outside the namespace, which apply to every backend on a veth, nor
-//! BPF programs of cgroups and of netfilter links, nor routing rules and `rp_filter` for what
-//! arrives.
+//! BPF programs of cgroups and of netfilter links, nor routing rules and `rp_filter` for arriving
+//! datagrams.
 
 mod expression;
 pub(crate) mod nft;

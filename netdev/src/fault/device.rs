@@ -1,8 +1,8 @@
 //! Faults of the device: calls that fail, completions that become errors, receives that are not
 //! there, events, stalls.
 //!
-//! As with datagrams, the same calls in the same order meet the same faults. They count in all
-//! threads of a program together.
+//! As with datagrams, the same calls in the same order meet the same faults. All threads of a
+//! program share one count.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use super::rng::{self, Rng};
 use super::words::{chance, each, flag, number};
 use super::{Names, Plan, Rule, Seen, Side, Word};
 
-/// The words by which a rule is one of the device, each with those that may go with it.
+/// The words that make a rule one of the device, each with the words that may join it.
 const KINDS: [(&str, &[&str]); 5] = [
     ("verb", &["errno", "nth", "chance"]),
     ("status", &["wc", "nth", "chance", "qp"]),
@@ -28,7 +28,7 @@ const KINDS: [(&str, &[&str]); 5] = [
 /// The words that belong to those.
 const PARTS: [&str; 4] = ["errno", "wc", "nth", "chance"];
 
-/// The errno that a call fails with, unless a rule says another.
+/// The errno that a call fails with, unless a rule names another.
 const ERRNO: i32 = libc::ENOMEM;
 
 /// The greatest errno of the kernel.
@@ -259,7 +259,7 @@ struct Armed {
     /// Its place in the plan.
     number: usize,
     seed: u64,
-    /// What it was asked about since it began.
+    /// The calls, completions or messages that it has counted since it began.
     count: u64,
 }
 

@@ -127,12 +127,13 @@ impl FaultLog {
         result
     }
 
-    /// Says once that the file takes no more lines. One that is full for a moment says it itself.
+    /// Prints once that the file takes no more lines. A file that is full for a moment gets a line
+    /// about the lost ones later.
     fn say(&mut self, error: &io::Error) {
         if error.kind() != io::ErrorKind::WouldBlock && !std::mem::replace(&mut self.has_said, true)
         {
             let text = format!("rocinante: the log of faults is lost: {error}\n");
-            // Without a terminal it is not said.
+            // A process without stderr gets no line.
             let _ = silent::write(io::stderr().as_fd(), text.as_bytes());
         }
     }

@@ -17,8 +17,8 @@ pub(super) const COUNTS: usize = SLOTS_MAX * 8;
 pub(super) const TABLE: usize = NOTES_AT as usize + COUNTS;
 /// The bytes of the numbers and the places.
 pub(super) const NOTES_BYTES: u64 = (COUNTS + SLOTS_MAX * NOTES_MAX * NOTE_BYTES) as u64;
-/// Behind the notes: for each mark of notes, the number behind that of the slot which last gave a
-/// note this mark.
+/// Behind the notes: for each mark, one plus the number of the slot that last gave a note this
+/// mark.
 pub(super) const MARKS_AT: u64 = NOTES_AT + NOTES_BYTES;
 /// The marks. More: fewer notes have the same, of which the last alone is found.
 pub(super) const MARKS: u64 = 1 << 16;

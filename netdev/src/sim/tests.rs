@@ -29,10 +29,10 @@ fn send(port: &mut SimPort, path: PathId, count: u32, len: usize) {
         slot.buf[..4].copy_from_slice(&i.to_be_bytes());
         port.commit();
         if i % 16 == 15 {
-            port.flush(|failure| panic!("{failure:?}"));
+            port.flush(crate::testing::no_failure);
         }
     }
-    port.flush(|failure| panic!("{failure:?}"));
+    port.flush(crate::testing::no_failure);
 }
 
 /// Everything that has arrived.
@@ -121,7 +121,7 @@ fn identifications_are_as_the_ports_say() {
             ids.push(a.reserve(path, len).unwrap().ip_id);
             a.commit();
         }
-        a.flush(|failure| panic!("{failure:?}"));
+        a.flush(crate::testing::no_failure);
         let mut got = Vec::new();
         let sink = |d: RxDatagram<'_>| {
             assert_eq!((d.src, d.dst, d.src_port, d.tos), (A, B, 0xC000, Some(2)));
@@ -140,7 +140,7 @@ fn ipv6_and_the_own_address_work() {
     let path = a.add_path(&spec(A6, A6)).unwrap().id;
     assert_eq!(a.reserve(path, 10).unwrap().ip_id, 0);
     a.commit();
-    a.flush(|failure| panic!("{failure:?}"));
+    a.flush(crate::testing::no_failure);
     let check = |d: RxDatagram<'_>| assert_eq!((d.src, d.dst, d.ip_id), (A6, A6, RxIpId::None));
     assert_eq!(a.receive(10, check).unwrap(), 1);
 }
@@ -171,7 +171,7 @@ fn what_a_port_cannot_do_is_refused() {
     a.remove_path(path);
     assert!(a.reserve(path, 10).is_none());
     drop(b);
-    a.flush(|failure| panic!("{failure:?}"));
+    a.flush(crate::testing::no_failure);
     assert_eq!(net.stats().unroutable, 1);
     net.port(&[B], &SimConfig::default()).unwrap();
 }
@@ -198,7 +198,7 @@ fn more_than_a_flush_takes_is_refused_until_then() {
         count += 1;
     }
     assert!(count >= 60, "{count}");
-    a.flush(|failure| panic!("{failure:?}"));
+    a.flush(crate::testing::no_failure);
     assert!(a.reserve(path, 4120).is_some());
     assert_eq!(b.receive(usize::MAX, |_| ()).unwrap(), count);
 }
@@ -254,7 +254,7 @@ fn a_path_with_a_reused_id_joins_no_run_of_the_one_before() {
                 assert!(a.reserve(path, 100).is_none());
             }
             assert!(paths.iter().all(|path| *path == paths[0]), "one id");
-            a.flush(|failure| panic!("{failure:?}"));
+            a.flush(crate::testing::no_failure);
             let got = identified(&mut b);
             let from: Vec<_> = got.iter().map(|(mark, src, _)| (*mark, *src)).collect();
             assert_eq!(from, [vec![(1, A); 3], vec![(2, C); 3], vec![(3, A); 3]].concat());
@@ -326,7 +326,7 @@ fn a_port_behind_a_shut_gate_keeps_what_it_is_given_and_is_not_writable() {
         assert_eq!(drain(&mut a), []);
         gate.open();
         assert_eq!((ready(&a), a.wants_write()), ([false, true], true), "{round}");
-        a.flush(|failure| panic!("{failure:?}"));
+        a.flush(crate::testing::no_failure);
         assert!(!a.wants_write());
         assert_eq!(drain(&mut b).len(), 40);
         assert_eq!(a.stats().tx_datagrams, 40 * (round + 1));

@@ -30,7 +30,7 @@ fn send(ns: &NetNs, port: &mut AnyPort, (local, remote): (&str, &str), lens: &[u
         slot.buf[0] = number as u8;
         port.commit();
     }
-    port.flush(|failure| panic!("{failure:?}"));
+    port.flush(crate::testing::no_failure);
     port.remove_path(path);
 }
 
@@ -98,8 +98,8 @@ fn destinations_are_told(backend: Backend) -> Result<(), String> {
     Ok(())
 }
 
-/// As RFC 4291, 2.7, has it. Members on the sender's machine receive what stays there, but for
-/// scope 0. A group is another one at each interface, although a program has joined it there, too.
+/// The scopes of RFC 4291, 2.7. Members on the sender's machine receive datagrams that stay there,
+/// but for scope 0. A group at one interface is not that at another, even if a program joined both.
 fn scopes_are_kept(backend: Backend) -> Result<(), String> {
     let (pair, mut a, mut b) = sides(backend)?;
     pair.a.sh("ip link add w0 type veth peer name w1; ip link set w0 up; ip link set w1 up

@@ -11,6 +11,8 @@ pub(crate) mod testns;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use crate::port::contract::TxFailure;
+
 /// An address in 127.64.0.0/10 and above that no other test has, of this process or of another:
 /// all use UDP/4791.
 pub(crate) fn loopback() -> IpAddr {
@@ -19,4 +21,9 @@ pub(crate) fn loopback() -> IpAddr {
     assert!(number >= 64, "more addresses than a process has");
     let [_, _, high, low] = std::process::id().to_be_bytes();
     IpAddr::from([127, number, high, low])
+}
+
+/// For `flush`: a closure at each call would be compiled with a copy of each backend's sending.
+pub(crate) fn no_failure(failure: TxFailure) {
+    panic!("{failure:?}");
 }

@@ -30,7 +30,7 @@ pub(crate) fn echo(pair: &Pair, port: &mut AnyPort) {
         let path = pair.b.run(|| port.add_path(&spec)).expect("a path").id;
         port.reserve(path, payload.len()).expect("room").buf.copy_from_slice(&payload);
         port.commit();
-        port.flush(|failure| panic!("{failure:?}"));
+        port.flush(crate::testing::no_failure);
         port.remove_path(path);
     }
 }
@@ -90,7 +90,7 @@ fn send(port: &mut AnyPort, path: PathId, byte: u8) -> Vec<Vec<u8>> {
         port.commit();
         payload
     });
-    port.flush(|failure| panic!("{failure:?}"));
+    port.flush(crate::testing::no_failure);
     payloads.to_vec()
 }
 
@@ -110,7 +110,7 @@ pub(crate) fn receive(ports: &mut [AnyPort], want: usize, steered: bool) -> Vec<
             };
             port.receive(64, sink).expect("alive");
             port.maintain();
-            port.flush(|failure| panic!("{failure:?}"));
+            port.flush(crate::testing::no_failure);
         }
     }
     got

@@ -74,7 +74,7 @@ fn a_reused_id_is_a_new_path(backend: Backend) -> Result<(), String> {
                 let itself = path(&pair.a, &mut a, A[old], A[old]);
                 commit(&mut a, after, 3, second, 2 * mark + 1);
                 commit(&mut a, itself, 1, second, 99);
-                a.flush(|failure| panic!("{failure:?}"));
+                a.flush(crate::testing::no_failure);
                 let of = |mark, len, at: usize| (mark, len, ip(A[at]), ip(B[at]));
                 let mut expected = vec![of(2 * mark, first, old); 3];
                 expected.extend([of(2 * mark + 1, second, new); 3]);
@@ -82,7 +82,7 @@ fn a_reused_id_is_a_new_path(backend: Backend) -> Result<(), String> {
                 assert_eq!(receive(&mut a, 1), [(99, second, ip(A[old]), ip(A[old]))]);
                 ids.extend([before, after, itself]);
                 [after, itself].into_iter().for_each(|path| a.remove_path(path));
-                a.flush(|failure| panic!("{failure:?}"));
+                a.flush(crate::testing::no_failure);
             }
         }
         assert!(ids.iter().all(|id| id.0 < 4), "ids are used again: {ids:?}");
@@ -113,7 +113,7 @@ fn what_fails_of_a_removed_path_is_told_of_no_other(backend: Backend) -> Result<
         assert!(named.contains(&stays) && named.len() <= 2, "{named:?}");
         assert!(!named.contains(&itself) && !named.contains(&new), "{named:?}");
         [stays, new].into_iter().for_each(|path| a.remove_path(path));
-        a.flush(|failure| panic!("{failure:?}"));
+        a.flush(crate::testing::no_failure);
     }
     Ok(())
 }
@@ -128,7 +128,7 @@ fn watching_twice_is_watching(backend: Backend) -> Result<(), String> {
     }
     assert!(!has_arrivals(&mut b));
     commit(&mut a, to, 1, 100, 7);
-    a.flush(|failure| panic!("{failure:?}"));
+    a.flush(crate::testing::no_failure);
     assert!(arrives(&mut b));
     assert_eq!(receive(&mut b, 1).len(), 1);
     assert!(!has_arrivals(&mut b));
@@ -143,10 +143,10 @@ fn the_end_comes_after_what_arrived(backend: Backend) -> Result<(), String> {
     let to = path(&pair.a, &mut a, A[0], B[0]);
     let itself = path(&pair.b, &mut b, B[0], B[0]);
     commit(&mut a, to, 3, 100, 7);
-    a.flush(|failure| panic!("{failure:?}"));
+    a.flush(crate::testing::no_failure);
     assert!(arrives(&mut b));
     commit(&mut b, itself, 2, 100, 8);
-    b.flush(|failure| panic!("{failure:?}"));
+    b.flush(crate::testing::no_failure);
     pair.b.sh("ip link del v0");
     for _ in 0..10 {
         b.maintain();
@@ -179,7 +179,7 @@ fn shards_hear_what_is_theirs(backend: Backend) -> Result<(), String> {
             payload[5] = byte;
             a.reserve(to, 64).expect("room").buf.copy_from_slice(&payload);
             a.commit();
-            a.flush(|failure| panic!("{failure:?}"));
+            a.flush(crate::testing::no_failure);
             let mut received = [0; COUNT];
             let end = Instant::now() + Duration::from_secs(20);
             while received == [0; COUNT] && Instant::now() < end {
@@ -225,7 +225,7 @@ fn devices_beside_each_other_hear_their_own(backend: Backend) -> Result<(), Stri
                     payload[5] = byte;
                     a.reserve(to, 64).expect("room").buf.copy_from_slice(&payload);
                     a.commit();
-                    a.flush(|failure| panic!("{failure:?}"));
+                    a.flush(crate::testing::no_failure);
                     let mut received = vec![0; devices.len()];
                     let end = Instant::now() + Duration::from_secs(20);
                     while received.iter().all(|received| *received == 0) && Instant::now() < end {
@@ -248,7 +248,7 @@ fn the_longest_datagram_reaches_itself(backend: Backend) -> Result<(), String> {
     for own in A {
         let itself = path(&pair.a, &mut a, own, own);
         commit(&mut a, itself, 1, longest, 5);
-        a.flush(|failure| panic!("{failure:?}"));
+        a.flush(crate::testing::no_failure);
         assert_eq!(receive(&mut a, 1), [(5, longest, ip(own), ip(own))]);
     }
     Ok(())
@@ -271,7 +271,7 @@ fn the_hop_limit_is_the_routes(backend: Backend) -> Result<(), String> {
         let spec = PathSpec { ttl, ..spec(local, remote) };
         let path = pair.a.run(|| a.add_path(&spec)).expect("a path").id;
         commit(&mut a, path, 1, 100, 1);
-        a.flush(|failure| panic!("{failure:?}"));
+        a.flush(crate::testing::no_failure);
         a.remove_path(path);
     };
     send(A[0], B[0], 0);

@@ -192,7 +192,7 @@ impl Queue {
         }
     }
 
-    /// Splits one message into its datagrams; returns their number, with a truncated one as one.
+    /// Splits one message into its datagrams; returns their number, a truncated one counts.
     fn hand_up(
         &self,
         message: &Received<'_>,

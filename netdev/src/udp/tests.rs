@@ -56,7 +56,7 @@ fn stage(port: &mut UdpPort, path: PathId, sizes: &[usize]) -> Vec<u16> {
 /// Sends such datagrams.
 fn send(port: &mut UdpPort, path: PathId, sizes: &[usize]) -> Vec<u16> {
     let ids = stage(port, path, sizes);
-    port.flush(|failure| panic!("{failure:?}"));
+    port.flush(crate::testing::no_failure);
     assert!(!port.wants_write());
     ids
 }
@@ -102,7 +102,7 @@ fn mixed_sizes_and_paths_leave_with_one_flush_in_order() {
         ids.push(slot.ip_id);
         tx.commit();
     }
-    tx.flush(|failure| panic!("{failure:?}"));
+    tx.flush(crate::testing::no_failure);
     assert_eq!(ids, [0, 1, 0, 0, 1, 0, 0]);
     let lens = |got: Vec<Got>| got.iter().map(|g| g.payload.len()).collect::<Vec<_>>();
     assert_eq!(lens(receive(&mut rx_b, 5)), [80, 80, 1040, 24, 24]);
@@ -122,7 +122,7 @@ fn more_than_one_run_per_flush_and_more_than_one_burst_per_receive() {
             tx.commit();
             sent += 1;
         }
-        tx.flush(|failure| panic!("{failure:?}"));
+        tx.flush(crate::testing::no_failure);
         assert!(!tx.wants_write());
     }
     assert!(sent >= 180, "{sent}");
@@ -350,7 +350,7 @@ fn a_removed_path_sends_what_was_committed_and_frees_its_source_port() {
     tx.remove_path(first.id);
     tx.remove_path(first.id);
     assert!(tx.reserve(first.id, 5).is_none());
-    tx.flush(|failure| panic!("{failure:?}"));
+    tx.flush(crate::testing::no_failure);
     assert_eq!(receive(&mut rx, 1)[0].payload, [5; 5]);
     assert!(std::net::UdpSocket::bind((a, first.src_port)).is_err(), "the second path uses it");
     tx.remove_path(second.id);
@@ -429,12 +429,12 @@ fn the_receive_budget_is_what_the_queue_really_holds() {
             let count = (budget.bytes / RxBudget::cost(payload)).min(budget.datagrams) as usize;
             for _ in 0..count {
                 if tx.reserve(path, payload as usize).is_none() {
-                    tx.flush(|failure| panic!("{failure:?}"));
+                    tx.flush(crate::testing::no_failure);
                     tx.reserve(path, payload as usize).unwrap();
                 }
                 tx.commit();
             }
-            tx.flush(|failure| panic!("{failure:?}"));
+            tx.flush(crate::testing::no_failure);
             assert_eq!(receive(&mut rx, count).len(), count);
             assert_eq!(rx.stats().rx_queue_drops, 0, "{payload}");
         }

@@ -1,4 +1,4 @@
-//! Calls of an engine for its receives: its shared queues, and receives that are not there.
+//! Calls of an engine for its receives: its shared queues, and datagrams that find no receive.
 
 use super::Engine;
 use crate::ingress::Datagram;
@@ -74,7 +74,7 @@ impl Engine {
             let core = qp.core_mut();
             core.rq.show(hidden.0);
             core.init.srq = hidden.1;
-            // It broke, and its receives were not there to be flushed.
+            // The queue pair broke while its receives were hidden: they are yet to be flushed.
             if core.state == QpState::Err {
                 core.flush(&mut self.shared.srqs, &mut self.shared.events, host);
             }

@@ -128,12 +128,12 @@ impl RecvQueue {
         self.wqes[slot] = wqe;
     }
 
-    /// Takes its requests away. Returns what [`show`](Self::show) needs.
+    /// Hides its requests. Returns the argument of [`show`](Self::show).
     pub(crate) fn hide(&mut self) -> u64 {
         std::mem::replace(&mut self.tail, self.head)
     }
 
-    /// Brings them back.
+    /// Shows the hidden requests again.
     pub(crate) fn show(&mut self, hidden: u64) {
         self.tail = hidden;
     }

@@ -376,7 +376,7 @@ fn who_goes_says_what_came_unasked() {
 }
 
 #[test]
-fn one_that_was_reset_owes_nothing_and_holds_no_other_back() {
+fn a_reset_queue_pair_owes_no_acknowledgement_and_leaves_the_engine_idle() {
     let mut talk = talk(&setup());
     talk.receive();
     let solo = &mut talk.solo;

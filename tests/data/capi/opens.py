@@ -1,4 +1,4 @@
-"""Opens the first device and a protection domain there. Prints the call that refuses, and its errno."""
+"""Opens the first device and a protection domain there. Prints the refused call, and its errno."""
 
 import ctypes as c
 import errno

@@ -17,7 +17,7 @@ fn opened(library: &Library, pair: &Pair, variables: &[(&str, &str)]) -> Done {
 }
 
 #[test]
-fn a_setting_that_cannot_be_is_named_in_one_line() {
+fn an_invalid_setting_is_named_in_one_line() {
     require!(need::lab());
     require!(need::program("python3"));
     let (library, pair) = (Library::new(), Pair::new(&LabConfig::default()).unwrap());

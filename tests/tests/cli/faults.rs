@@ -170,7 +170,7 @@ fn a_schedule_is_as_its_schema_says_and_is_followed() {
 
 /// Words of the device, in words of a schedule: the parser and the schema take the same.
 #[test]
-fn faults_of_the_device_are_as_their_schema_says() {
+fn parser_and_schema_take_the_same_faults_of_the_device() {
     for (rule, is_right) in [
         ("verb = \"reg_mr\"", true),
         ("verb = [\"ibv_create_qp\", \"post_send\"]\nerrno = 12\nnth = 3", true),
@@ -270,7 +270,7 @@ fn the_smallest_schedule_with_which_a_program_fails_is_found() {
 }
 
 #[test]
-fn nothing_is_shrunk_that_does_not_fail_by_its_faults() {
+fn only_a_failure_by_the_faults_is_shrunk() {
     for (fault, fails_by, says) in [
         ("loss=1%", "x) ;;", "the command succeeds: there is nothing to shrink"),
         ("loss=1%", "*) exit 9;;", "without faults the command fails with status 9, too"),

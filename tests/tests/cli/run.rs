@@ -171,7 +171,7 @@ fn devices_and_backends_are_told_when_asked() {
     refused(&output, 0, "/sys/class/infiniband is /");
 }
 
-/// A value of each variable that it cannot have, and words about it.
+/// An invalid value of each variable, and words of its message.
 const WRONG: [(&str, &str, &str); 8] = [
     ("ROCINANTE_NETDEV", "pigeon", "ROCINANTE_NETDEV: "),
     ("ROCINANTE_SHARDS", "65", "ROCINANTE_SHARDS=65: a device has 1 to 64 shards"),
@@ -209,7 +209,7 @@ fn variables_are_checked_before_the_program_begins() {
     assert_eq!(named.output().unwrap().status.code(), Some(0));
 }
 
-/// So that the tables have the next variable, too.
+/// A new variable of the sources has to be in `WRONG` or in `OTHERS`.
 #[test]
 fn each_variable_of_the_sources_is_in_a_table() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

@@ -75,9 +75,8 @@ pub(crate) fn say(level: Level, line: Arguments<'_>) {
     }
 }
 
-/// Says why something cannot be used: at any level and once for each reason, because programs show
-/// an errno at most. A shortage is the program's own affair, and its errno says all of it: such a
-/// line is at the level `warn`.
+/// Prints why something cannot be used: at any level and once for each reason, because programs
+/// show an errno at most. The errno of a shortage is enough: such a line has the level `warn`.
 pub(crate) fn refuse(what: impl Display, why: impl Display, errno: i32) {
     static PRINTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     const SHORTAGES: [i32; 4] = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN];

@@ -241,7 +241,7 @@ impl Hca {
         self.faults.as_ref()?.fails(verb)
     }
 
-    /// A call is made. Error: a fault has it fail.
+    /// Counts a call. Error: a fault makes it fail.
     #[inline]
     pub(super) fn called(&self, verb: Verb) -> Result<(), VerbsError> {
         self.fails(verb).map_or(Ok(()), |errno| Err(failed(errno)))
@@ -515,7 +515,7 @@ pub struct Pd {
     pub(super) device: Arc<Device>,
     pub id: PdId,
     charge: Mutex<Option<Charge>>,
-    /// By a fault: its errno.
+    /// The errno of the fault that refused the domain.
     failed: Option<i32>,
 }
 

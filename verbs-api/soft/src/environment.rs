@@ -36,7 +36,7 @@ pub fn log() -> Result<LogWish, VerbsError> {
     settle_log(&std::env::var_os(LOG_VARIABLE).unwrap_or_default())
 }
 
-/// Whether the environment asks for counters. Error: it says neither yes nor no.
+/// Whether the environment asks for counters. Error: the value is neither `1` nor `0`.
 pub fn wants_counters() -> Result<bool, VerbsError> {
     settle_counters(&std::env::var_os(COUNTERS_VARIABLE).unwrap_or_default())
 }

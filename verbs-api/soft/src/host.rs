@@ -81,7 +81,7 @@ impl Host {
         self.faults.as_ref().is_some_and(|judge| judge.faults.is_unready(datagram))
     }
 
-    /// Takes the queue pairs to the error state whose completions a fault made errors.
+    /// Breaks the queue pairs of the completions that a fault made errors.
     #[cold]
     pub(super) fn break_judged(&mut self, engine: &mut Engine) {
         let broken = self.faults.as_mut().map(|judge| std::mem::take(&mut judge.broken));

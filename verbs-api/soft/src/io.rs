@@ -23,7 +23,7 @@ pub(super) struct Io {
     refused: (u64, i32),
     /// The interface is gone.
     is_broken: bool,
-    /// That, or faults decide on what it receives.
+    /// The interface is gone, or faults decide on received packets.
     is_unusual: bool,
     /// When the port's chores are to be looked at, if the shard is driven then; and when it must be
     /// for that.
@@ -113,12 +113,12 @@ impl Io {
         self.is_broken
     }
 
-    /// Faults decide on what it receives.
+    /// Lets faults decide on received packets.
     pub(super) fn judge(&mut self) {
         self.is_unusual = true;
     }
 
-    /// Whether the interface is gone, or faults decide on what it receives.
+    /// Whether the interface is gone, or faults decide on received packets.
     #[inline]
     pub(super) fn is_unusual(&self) -> bool {
         self.is_unusual

@@ -212,8 +212,8 @@ impl Qp {
         }
     }
 
-    /// A list was refused: posts it `again`, if it was for a fault to decide on the call, or for a
-    /// state that is no more.
+    /// Posts a refused list `again` if a fault had yet to decide on the call, or if the queue pair
+    /// has broken since.
     #[cold]
     fn post_again(
         &self,

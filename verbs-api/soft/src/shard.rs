@@ -298,7 +298,7 @@ impl Shard {
         self.received(now, used_before, received)
     }
 
-    /// After a call of the port that receives. Returns the number of datagrams.
+    /// Handles the result of the port's `receive`. Returns the number of datagrams.
     #[inline(always)]
     fn received(&mut self, now: Time, used_before: u64, received: std::io::Result<usize>) -> usize {
         let wasted_elsewhere = self.router.routed();
@@ -330,7 +330,7 @@ impl Shard {
         }
     }
 
-    /// Tells all contexts of an event.
+    /// Announces an event to all contexts.
     pub(super) fn announce(&mut self, event: AsyncEvent) {
         self.events.push_back(event);
     }

@@ -17,12 +17,12 @@ use crate::rate::Rate;
 pub(super) struct Uplinks {
     /// The shares that are set, by the index of the uplink.
     set: BTreeMap<u32, (Rate, Vec<Portion>)>,
-    told: Told,
+    reported: Reported,
 }
 
-/// The facts of which drivers are told: uplinks, and ends of pods.
+/// The state that `watch` reports to drivers: uplinks, and the host's ends of pods.
 #[derive(Debug, Default, PartialEq)]
-struct Told {
+struct Reported {
     uplinks: Vec<Uplink>,
     /// By the name of the uplink.
     faults: BTreeMap<String, String>,
@@ -84,15 +84,15 @@ impl Containers {
                 }
             };
             if let Some(fault) = fault {
-                if uplinks.told.faults.get(&uplink.interface) != Some(&fault) {
+                if uplinks.reported.faults.get(&uplink.interface) != Some(&fault) {
                     tracing::error!(uplink = uplink.interface, "it is not shared: {fault}");
                 }
                 faults.insert(uplink.interface.clone(), fault);
             }
         }
-        let told = Told { uplinks: config.uplinks.clone(), faults, pods };
-        if uplinks.told != told {
-            uplinks.told = told;
+        let reported = Reported { uplinks: config.uplinks.clone(), faults, pods };
+        if uplinks.reported != reported {
+            uplinks.reported = reported;
             self.news.send_replace(());
         }
         let is_uplink = |name: &String| config.uplinks.iter().any(|it| it.interface == *name);
@@ -116,7 +116,7 @@ impl Containers {
         let all = config.uplinks.iter().map(|uplink| UplinkStatus {
             interface: uplink.interface.clone(),
             rate: uplink.rate,
-            fault: uplinks.told.faults.get(&uplink.interface).cloned(),
+            fault: uplinks.reported.faults.get(&uplink.interface).cloned(),
         });
         all.collect()
     }

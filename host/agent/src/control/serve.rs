@@ -95,7 +95,7 @@ impl Clients {
             place = None;
             tokio::select! {
                 Ok(()) = news.changed() => {}
-                // It hung up, or says what it should not.
+                // The client hung up, or sent more than its command.
                 _ = received(&connection) => return,
             }
         }

@@ -331,8 +331,8 @@ impl Watching {
 
 /// More drivers than connections are served at a time.
 #[test]
-fn drivers_hear_of_uplinks_and_pods_alone() {
-    let mut host = host_or_skip!("claims::drivers_hear", 3);
+fn watch_reports_only_uplinks_and_pods() {
+    let mut host = host_or_skip!("claims::watch_reports", 3);
     let (_far, _) = far(&host);
     host.configure(UPLINK);
     host.start();
@@ -361,7 +361,7 @@ fn drivers_hear_of_uplinks_and_pods_alone() {
     assert_eq!(each("it has another"), sound);
     host.lab.host().ip(&["link", "del", "up0"]).expect("removed");
     assert!(each("the uplink goes")[0]["fault"].is_string());
-    // They hang up, and others are heard; one that says more is hung up on.
+    // After they hang up the agent serves others, and closes a connection that sends more.
     drop(all);
     let odd = Watching::new(&host);
     assert_eq!(odd.uplinks()[0]["interface"], "up0");

@@ -295,7 +295,7 @@ fn links_that_come_and_go_hold_up_neither_a_start_nor_a_release() {
     assert!(host.filter(0).is_none());
 }
 
-/// A disk that is full, as far as the agent sees: a directory is in the place of its new file.
+/// A directory in the place of the new file stands for a full disk.
 #[test]
 fn a_state_that_cannot_be_written_stays_whole_and_containers_are_served() {
     let mut host = host_or_skip!("restart::a_state_that_cannot_be_written", 2);

@@ -156,7 +156,7 @@ struct OfNode {
 /// By their UIDs.
 type Pods = BTreeMap<String, OfNode>;
 
-/// Whether that is new.
+/// Updates a pod. Returns whether that changed anything.
 fn pod_is(pods: &mut Pods, pod: &DynamicObject) -> bool {
     let Some(uid) = pod.uid() else { return false };
     let phase = pod.data["status"]["phase"].as_str();
@@ -201,7 +201,7 @@ struct Followed {
     reported: BTreeMap<String, claim::Word>,
     reports: BTreeMap<String, Attempts>,
     joins: BTreeMap<String, Attempts>,
-    /// A pod that runs, and has no interface any more that the agent knows; since when.
+    /// Running pods without an interface that the agent knows: since when, and the message.
     lost: BTreeMap<String, (Instant, String)>,
 }
 
@@ -337,7 +337,7 @@ async fn follow(
         let known = before.as_ref().and_then(|it| it.network.clone());
         let (now, has) = word.map_or((None, None), |(now, has)| (now, Some(has)));
         let network = now.or(known);
-        // Without the agent's word it is as it was.
+        // Without an answer of the agent `lost` stays.
         if let (Some(pods), Some(has)) = (pods, has) {
             let runs = |it: &&String| pods.get(*it).is_some_and(|it| it.runs) && !has.contains(*it);
             match record.pods.iter().find(runs).filter(|_| network.is_some()) {

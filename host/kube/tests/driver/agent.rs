@@ -36,7 +36,7 @@ struct State {
     is_old: AtomicBool,
     /// Drivers that began to watch.
     asked: AtomicUsize,
-    /// What they were not told yet.
+    /// Whether the drivers have yet to receive a change.
     news: AtomicBool,
 }
 

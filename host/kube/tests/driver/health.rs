@@ -159,7 +159,7 @@ async fn a_driver_that_takes_over_keeps_the_time_of_a_condition() {
 
 /// Two pods on one claim: one that is deleted, and one whose interface goes while it runs.
 #[tokio::test]
-async fn a_pod_that_runs_without_its_interface_is_said() {
+async fn a_running_pod_without_its_interface_ends_ready() {
     let (it, agent, driver) = Shared::running().await;
     it.api().has_claim("c", UID, &["p", "q"]);
     for pod in ["p", "q"] {
@@ -178,7 +178,7 @@ async fn a_pod_that_runs_without_its_interface_is_said() {
     assert_eq!(ready()["status"], "True");
     it.api().put_pod("q", "c");
     it.api().set_phase("q", "Running");
-    until("it is said", async || ready()["status"] == "False").await;
+    until("the claim is not ready", async || ready()["status"] == "False").await;
     let written = ready();
     assert!(
         written["message"].as_str().unwrap().contains("no interface of the pod q"),

@@ -135,7 +135,7 @@ pub(super) fn check(
 
 /// Rights that hold in one namespace, or for objects of one name.
 #[test]
-fn a_right_is_none_in_another_namespace_or_for_another_name() {
+fn a_right_holds_only_in_its_namespace_and_for_its_name() {
     let text = r#"
 kind: RoleBinding
 metadata: {name: b, namespace: here}

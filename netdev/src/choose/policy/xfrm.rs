@@ -59,7 +59,7 @@ pub(super) fn policies(
                 found[usize::from(direction)].1 += 1;
             }
         }
-        // What happens where no policy matches.
+        // The defaults for packets that no policy matches.
         (GETDEFAULT, [inward, forwarded, out, ..]) => {
             found[0].1 += usize::from(!forwards && *inward == DEFAULT_BLOCK);
             found[1].1 += usize::from(*out == DEFAULT_BLOCK);

@@ -91,7 +91,7 @@ fn commit(port: &mut PacketPort, path: PathId, lens: &[usize]) -> Vec<u16> {
 /// Commits and flushes; nothing may fail.
 fn send(port: &mut PacketPort, path: PathId, lens: &[usize]) -> Vec<u16> {
     let ids = commit(port, path, lens);
-    port.flush(|failure| panic!("{failure:?}"));
+    port.flush(crate::testing::no_failure);
     assert!(!port.wants_write());
     ids
 }
@@ -297,7 +297,7 @@ fn what_waits_is_not_overtaken_and_keeps_no_other_path_from_looking() {
     for path in [held, other] {
         wait_until("it is resolved", || {
             look_after(&mut a, 50);
-            a.flush(|failure| panic!("{failure:?}"));
+            a.flush(crate::testing::no_failure);
             matches!(a.paths.hop(path), Some(Hop::Direct(_)))
         });
     }
@@ -306,7 +306,7 @@ fn what_waits_is_not_overtaken_and_keeps_no_other_path_from_looking() {
                ip neigh change fd09::2 dev v0 nud stale");
     a.turns_to_guard(other);
     assert!(a.reserve(held, 2).is_none() && a.wants_write(), "it would be overtaken");
-    a.flush(|failure| panic!("{failure:?}"));
+    a.flush(crate::testing::no_failure);
     assert!(matches!(a.paths.hop(held), Some(Hop::Guard(_))), "the kernel is to look");
     send(&mut a, held, &[2]);
     send(&mut a, held, &[3]);

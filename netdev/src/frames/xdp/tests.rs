@@ -89,7 +89,7 @@ fn commit(port: &mut XdpPort, path: PathId, payload: &[u8]) -> u16 {
 /// Commits and flushes; nothing may fail.
 fn send(port: &mut XdpPort, path: PathId, payload: &[u8]) -> u16 {
     let ip_id = commit(port, path, payload);
-    port.flush(|failure| panic!("{failure:?}"));
+    port.flush(crate::testing::no_failure);
     ip_id
 }
 
@@ -193,7 +193,7 @@ fn mixed_sizes_survive_many_turns_of_the_rings() {
         for payload in &sent {
             commit(&mut a, path, payload);
         }
-        a.flush(|failure| panic!("{failure:?}"));
+        a.flush(crate::testing::no_failure);
         let got = receive(&mut b, sent.len());
         assert_eq!(got.len(), sent.len(), "round {round}");
         for (got, sent) in got.iter().zip(&sent) {
@@ -215,7 +215,7 @@ fn what_waits_in_the_ring_is_not_overtaken_through_the_guard() {
         a.paths.hop(path).is_none()
     });
     assert!(a.reserve(path, 64).is_none() && a.wants_write(), "it would be overtaken");
-    a.flush(|failure| panic!("{failure:?}"));
+    a.flush(crate::testing::no_failure);
     assert!(matches!(a.paths.hop(path), Some(Hop::Guard(_))), "the kernel is to look");
     send(&mut a, path, &[2; 64]);
     assert!(matches!(a.paths.hop(path), Some(Hop::Direct(_))) && !a.wants_write());
@@ -233,7 +233,7 @@ fn what_waits_on_one_path_does_not_keep_another_from_looking() {
     commit(&mut a, other, &[1; 64]);
     pair.a.sh("ip neigh change 10.9.0.2 dev v0 nud stale");
     a.turns_to_guard(path);
-    a.flush(|failure| panic!("{failure:?}"));
+    a.flush(crate::testing::no_failure);
     assert_eq!(receive(&mut b, 1).len(), 1);
 }
 
@@ -329,7 +329,7 @@ fn datagrams_to_the_own_address_come_back() {
         assert_eq!(commit(&mut a, path.id, &pattern(4112, 5)), 0);
         commit(&mut a, path.id, &[6; 20]);
         assert!(!has_arrivals(&mut a), "not flushed");
-        a.flush(|failure| panic!("{failure:?}"));
+        a.flush(crate::testing::no_failure);
         assert!(arrives(&mut a));
         let got = receive(&mut a, 2);
         // It came over loopback, by the guard.

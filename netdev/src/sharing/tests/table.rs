@@ -58,8 +58,8 @@ fn what_others_have_is_seen_in_rows() {
     assert!(Locks::open(&short).expect("opened").look().is_err(), "a record is missing");
 }
 
-/// The kernel has a list of them, and each call goes through it: with an eighth of those that the
-/// connection manager keeps by default, each is found, and none is left behind.
+/// The kernel walks its list of the locks at each call. With an eighth of the requests that the
+/// connection manager keeps by default, each lock is found, and none is left behind.
 #[test]
 fn each_of_many_requests_is_found() {
     const ALL: u64 = 2048;

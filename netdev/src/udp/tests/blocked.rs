@@ -73,7 +73,7 @@ fn of_sockets_that_are_full_only_the_one_that_is_next_is_waited_for() {
         }
         for path in order.map(|at| paths[at]) {
             for _ in 0..2 {
-                port.flush(|failure| panic!("{failure:?}"));
+                port.flush(crate::testing::no_failure);
                 assert_eq!(waited_for(&port), [descriptor(&port, path)]);
                 assert!(!descriptors::wait_readable(port.wait_fd(), 0).unwrap(), "it is full");
             }
@@ -81,7 +81,7 @@ fn of_sockets_that_are_full_only_the_one_that_is_next_is_waited_for() {
             port.paths.socket(entry).set(libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, 1 << 20).unwrap();
             assert!(descriptors::wait_readable(port.wait_fd(), 0).unwrap(), "it takes more");
         }
-        port.flush(|failure| panic!("{failure:?}"));
+        port.flush(crate::testing::no_failure);
         assert!(!port.wants_write());
         assert_eq!(watched(port.wait_fd()), calm);
         assert!(!descriptors::wait_readable(port.wait_fd(), 0).unwrap(), "nothing is waited for");
@@ -93,13 +93,13 @@ fn of_sockets_that_are_full_only_the_one_that_is_next_is_waited_for() {
     // Removed while one is full: the port waits for its remaining datagrams, and then for nothing.
     port.reserve(paths[1], LEN).unwrap().buf.fill(1);
     port.commit();
-    port.flush(|failure| panic!("{failure:?}"));
+    port.flush(crate::testing::no_failure);
     let full = descriptor(&port, paths[1]);
     paths.iter().for_each(|path| port.remove_path(*path));
     assert_eq!(waited_for(&port), [full]);
     ns.sh("tc qdisc del dev v0 root");
     assert!(descriptors::wait_readable(port.wait_fd(), 5000).unwrap(), "it drains");
-    port.flush(|failure| panic!("{failure:?}"));
+    port.flush(crate::testing::no_failure);
     assert_eq!(watched(port.wait_fd()), calm);
 }
 
@@ -113,7 +113,7 @@ fn paths_come_and_go_while_a_datagram_of_another_waits() {
     stage(&mut port, waits, &[LEN]);
     port.remove_path(waits);
     for round in 0..20 {
-        port.flush(|failure| panic!("{failure:?}"));
+        port.flush(crate::testing::no_failure);
         let paths = [0xC002, 0xC003].map(|at| add(&mut port, at));
         assert_eq!(paths.iter().map(|path| path.0).max(), Some(2), "round {round}");
         assert!(!paths.contains(&waits));
@@ -122,7 +122,7 @@ fn paths_come_and_go_while_a_datagram_of_another_waits() {
     }
     ns.sh("tc qdisc del dev v0 root");
     assert!(descriptors::wait_readable(port.wait_fd(), 5000).unwrap(), "it drains");
-    port.flush(|failure| panic!("{failure:?}"));
+    port.flush(crate::testing::no_failure);
     assert_eq!((port.wants_write(), port.paths.open_senders()), (false, 0));
     // Now its id may be another's.
     let ids = [0xC002, 0xC003, 0xC004].map(|at| add(&mut port, at));
@@ -147,10 +147,10 @@ fn a_guard_waits_for_its_full_socket() {
     fill(&mut port, path);
     port.reserve(path, LEN).unwrap().buf.fill(1);
     port.commit();
-    port.flush(|failure| panic!("{failure:?}"));
+    port.flush(crate::testing::no_failure);
     assert_eq!(waited_for(&port), [descriptor(&port, path)]);
     ns.sh("tc qdisc del dev v0 root");
     assert!(descriptors::wait_readable(port.wait_fd(), 5000).unwrap(), "it drains");
-    port.flush(|failure| panic!("{failure:?}"));
+    port.flush(crate::testing::no_failure);
     assert_eq!(watched(port.wait_fd()), calm);
 }

@@ -81,7 +81,7 @@ fn asking(mode: c_int) -> Does {
     if mode & libc::W_OK == 0 { Read } else { Change }
 }
 
-/// The effect of utime(2): only a file's owner gives it times of a choice.
+/// The effect of utime(2): only a file's owner may set times of its choice.
 fn timing(times: *const c_void) -> Does {
     if times.is_null() { Change } else { Own }
 }

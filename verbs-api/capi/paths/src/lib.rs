@@ -187,7 +187,7 @@ enum Does {
     Read,
     /// It changes the file, or its name.
     Change,
-    /// It changes what only the owner of a file changes.
+    /// It changes an attribute that only the file's owner may change.
     Own,
     /// It makes the file, which must not be there yet.
     Make,
@@ -414,7 +414,7 @@ fn directory(dirfd: c_int, into: &mut Buffer) -> bool {
     true
 }
 
-/// Makes a path in the tree the one that it stands for.
+/// Replaces a path in the tree by the path that it stands for.
 fn outside(path: &mut Buffer) {
     let inside = root().len();
     if is_in_tree(path.path()) {

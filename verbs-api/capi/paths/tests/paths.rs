@@ -176,8 +176,8 @@ fn the_tree_cannot_be_changed() {
     tree.prints("cd /sys/class/infiniband/x0 && : > /dev/infiniband/uverbs0 && echo y", "y\n");
 }
 
-/// Changes by an open file fail as an ordinary user's do in the kernel's own: the second column is
-/// of Linux 6.18.
+/// Changes through an open file fail as an ordinary user's do in the kernel's own tree. The second
+/// column is from Linux 6.18.
 #[test]
 fn an_open_file_of_the_tree_cannot_be_changed() {
     if !has_python("an_open_file_of_the_tree_cannot_be_changed") {
@@ -227,7 +227,7 @@ folder, kept = os.open(os.path.dirname('{state}'), os.O_RDONLY), tempfile.Tempor
 other, times = kept.fileno(), (c.c_long * 4)(1, 0, 1, 0)
 def at(status):
     if status: raise OSError(c.get_errno(), '')
-def told(call):
+def errno_of(call):
     try: call()
     except OSError as error: return errno.errorcode[error.errno]
     return 0
@@ -235,7 +235,7 @@ def told(call):
     );
     let mut expected = String::new();
     for (nth, (call, errno)) in calls.iter().enumerate() {
-        script += &format!("print({nth}, told(lambda: {call}))\n");
+        script += &format!("print({nth}, errno_of(lambda: {call}))\n");
         expected += &format!("{nth} {errno}\n");
     }
     tree.prints(&format!("{PYTHON} - <<'END'\n{script}\nEND"), &expected);

@@ -1,4 +1,4 @@
-//! Faults of the device: its decisions, and the thread of those that a time brings.
+//! Faults of the device: its decisions, and the thread that brings events and stalls.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -209,7 +209,7 @@ impl DeviceFaults {
             Happening::PortErr => announce(AsyncEvent::PortErr),
             Happening::PortActive => announce(AsyncEvent::PortActive),
             Happening::GidChange => announce(AsyncEvent::GidChange),
-            // To all others it looks as if this thread drove the device, and took long.
+            // Other threads see a device that this thread drives for a long time.
             Happening::StallUntil(end) => {
                 let held: Vec<Held<'_>> = cores.iter().map(|core| core.hold()).collect();
                 self.wait(stop, end);
@@ -237,7 +237,7 @@ pub(crate) fn fail(cqe: &mut Cqe, status: WcStatus) {
     };
 }
 
-/// Whether a packet begins to fill a receive, or uses one up that nothing filled.
+/// Whether a packet begins to fill a receive, or consumes one that stays unfilled.
 fn needs_receive(info: &OpcodeInfo) -> bool {
     let begins = matches!(info.place, Place::First | Place::Only);
     let is_write = info.operation == Operation::Write;

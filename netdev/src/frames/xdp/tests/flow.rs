@@ -21,7 +21,7 @@ fn a_burst_of_2000_within_the_budget_loses_nothing() {
             commit(&mut a, path, &pattern(len, i));
         }
         wait_until("all are sent", || {
-            a.flush(|failure| panic!("{failure:?}"));
+            a.flush(crate::testing::no_failure);
             !a.wants_write()
         });
         let got = receive(&mut b, 2000);
@@ -64,7 +64,7 @@ fn a_sender_on_another_thread_within_the_budget_loses_nothing() {
                 a.commit();
                 sent += 1;
             }
-            a.flush(|failure| panic!("{failure:?}"));
+            a.flush(crate::testing::no_failure);
         }
     });
     assert_eq!(received.into_inner(), total, "{:?} {:?}", a.stats(), b.stats());
@@ -82,7 +82,7 @@ fn one_flush_sends_more_than_one_call_may() {
         for i in 0..count {
             commit(&mut a, path, &pattern(4112, i));
         }
-        a.flush(|failure| panic!("{failure:?}"));
+        a.flush(crate::testing::no_failure);
         assert!(!a.wants_write());
         assert_eq!(receive(&mut b, count as usize).len(), count as usize);
     }
@@ -106,7 +106,7 @@ fn the_default_budget_holds_and_overruns_are_counted() {
             sent += 1;
             commit(&mut a, path, &pattern(len as usize, i));
         }
-        a.flush(|failure| panic!("{failure:?}"));
+        a.flush(crate::testing::no_failure);
         assert_eq!(receive(&mut b, sent).len(), sent, "{large_in_8} of 8 large");
     }
     assert_eq!(b.stats().rx_queue_drops, 0);
@@ -132,10 +132,10 @@ fn what_cannot_be_sent_is_refused_and_an_uncommitted_slot_is_not_sent() {
     assert!(a.reserve(path, 1473).is_none(), "exceeds the MTU");
     assert!(a.reserve(PathId(77), 64).is_none(), "no such path");
     a.commit();
-    a.flush(|failure| panic!("{failure:?}"));
+    a.flush(crate::testing::no_failure);
     assert_eq!(send_all(&mut a, path), 256, "all chunks");
     assert!(a.wants_write(), "a sender waits for a slot");
-    a.flush(|failure| panic!("{failure:?}"));
+    a.flush(crate::testing::no_failure);
     assert!(!a.wants_write(), "sent frames have come back");
     assert_eq!(receive(&mut b, 256).len(), 256);
     assert!(a.reserve(path, 64).is_some(), "completions free slots");
@@ -164,7 +164,7 @@ fn dropped_frames_are_reported_with_their_paths() {
     a.remove_path(one);
     let itself = PathSpec { remote: spec(false, true).local, ..spec(false, true) };
     assert_eq!(pair.a.run(|| a.add_path(&itself)).unwrap().id, one, "the id is used again");
-    a.flush(|failure| panic!("{failure:?}"));
+    a.flush(crate::testing::no_failure);
     assert_eq!(a.stats().tx_failed, before.tx_failed + 5);
 }
 
@@ -181,12 +181,12 @@ fn identifications_are_those_of_sent_datagrams() {
         let id = commit(&mut a, path, &[1; 64]);
         assert_eq!(id, (last + 1) % 128);
         last = id;
-        a.flush(|failure| panic!("{failure:?}"));
+        a.flush(crate::testing::no_failure);
         receive(&mut b, 1);
     }
     send_all(&mut a, path);
     assert!(a.reserve(path, 64).is_none(), "no slot");
-    a.flush(|failure| panic!("{failure:?}"));
+    a.flush(crate::testing::no_failure);
     let all = receive(&mut b, 256);
     let RxIpId::Exact { id: before, .. } = all.last().expect("some").ip_id else { panic!("IPv4") };
     assert_eq!(commit(&mut a, path, &[1; 64]), (before + 1) % 128);
@@ -220,7 +220,7 @@ fn a_link_that_is_down_for_a_while_only_delays() {
         }
         let (mut wakes, end) = (0, Instant::now() + Duration::from_millis(200));
         while Instant::now() < end || wakes < 2 {
-            a.flush(|failure| panic!("{failure:?}"));
+            a.flush(crate::testing::no_failure);
             assert!(a.wants_write() && a.reserve(path, 64).is_some() == (count < 64));
             assert!(wait_readable(a.wait_fd(), 20_000).unwrap(), "the driver is woken");
             wakes += 1;
@@ -230,7 +230,7 @@ fn a_link_that_is_down_for_a_while_only_delays() {
         pair.a.sh("ip link set v0 up");
         wait_until("all are sent", || {
             assert!(wait_readable(a.wait_fd(), 20_000).unwrap(), "the driver is woken");
-            a.flush(|failure| panic!("{failure:?}"));
+            a.flush(crate::testing::no_failure);
             !a.wants_write()
         });
         assert_eq!(receive(&mut b, count).len(), count);
