@@ -9,7 +9,7 @@ use std::ptr;
 use rustix::io::Errno;
 
 /// As `write(2)`. An error of `EPIPE` leaves no SIGPIPE behind.
-pub(crate) fn write(fd: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+pub fn write(fd: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
     // Miri knows no signals.
     let blocked = (!cfg!(miri)).then(Blocked::new);
     let written = rustix::io::write(fd, bytes);
@@ -68,13 +68,13 @@ mod tests {
     /// In a process of its own, because Rust's programs ignore the signal.
     #[test]
     fn a_closed_pipe_raises_no_signal() {
-        const VARIABLE: &str = "ROCINANTE_TEST_SILENT";
+        const MARKER: &str = "ROCINANTE_TEST_SILENT";
         let name = "kernel::silent::tests::a_closed_pipe_raises_no_signal";
-        let Some(is_silent) = std::env::var_os(VARIABLE) else {
+        let Some(is_silent) = std::env::var_os(MARKER) else {
             for (silent, signal) in [("1", None), ("0", Some(libc::SIGPIPE))] {
                 let program = std::env::current_exe().unwrap();
                 let mut command = Command::new(program);
-                let status = command.args(["--exact", name]).env(VARIABLE, silent).output();
+                let status = command.args(["--exact", name]).env(MARKER, silent).output();
                 assert_eq!(status.unwrap().status.signal(), signal, "{silent}");
             }
             return;

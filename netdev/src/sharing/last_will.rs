@@ -37,10 +37,18 @@ fn place_at(slot: usize, place: usize) -> u64 {
 }
 
 impl LastWill {
-    /// Keeps a note under a key. There may be no room for it: then nothing is done for it later.
-    pub(super) fn keep(&self, locks: &Locks, slot: u8, key: u32, note: &[u8; NOTE_BYTES]) {
+    /// Keeps a note under a key, which [`marked`] finds by its mark. There may be no room for it:
+    /// then nothing is done for it later. The mark stays when the note is dropped.
+    pub(super) fn keep(
+        &self,
+        locks: &Locks,
+        slot: u8,
+        key: u32,
+        (note, mark): (&[u8; NOTE_BYTES], u64),
+    ) {
         let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Places { by_key, free, count } = &mut *places;
+        let number = u32::from(slot) + 1;
         let slot = usize::from(slot);
         let place = match by_key.get(&key).copied().or_else(|| free.pop()) {
             Some(place) => place,
@@ -55,6 +63,7 @@ impl LastWill {
             *count += 1;
             let _ = locks.write(&(*count as u64).to_ne_bytes(), count_at(slot));
         }
+        let _ = locks.write(&(number | (place as u32) << 16).to_ne_bytes(), mark_at(mark));
     }
 
     /// Drops the note with a key, if there is one.
@@ -71,9 +80,20 @@ fn mark_at(mark: u64) -> u64 {
     MARKS_AT + mark % MARKS * MARK_BYTES as u64
 }
 
-/// Has [`marked`] find a note of the slot by this mark. The mark stays when the note is dropped.
-pub(super) fn mark(locks: &Locks, slot: u8, mark: u64) {
-    let _ = locks.write(&(u16::from(slot) + 1).to_ne_bytes(), mark_at(mark));
+/// The slot and the place to which a mark leads.
+fn led(locks: &Locks, mark: u64) -> io::Result<Option<(u8, usize)>> {
+    let mut word = [0; MARK_BYTES];
+    locks.read(&mut word, mark_at(mark))?;
+    let word = u32::from_ne_bytes(word);
+    let slot = (word & 0xffff).checked_sub(1).and_then(|slot| u8::try_from(slot).ok());
+    Ok(slot.map(|slot| (slot, (word >> 16) as usize % NOTES_MAX)))
+}
+
+/// The slot's note with this mark is found by it no more, but stays.
+pub(super) fn unmark(locks: &Locks, slot: u8, mark: u64) {
+    if led(locks, mark).is_ok_and(|to| to.is_some_and(|(last, _)| last == slot)) {
+        let _ = locks.write(&[0; MARK_BYTES], mark_at(mark));
+    }
 }
 
 /// The slot with a note that `suits`, if it was the last that gave one this mark: `own`, or that of
@@ -84,16 +104,13 @@ pub(super) fn marked(
     mark: u64,
     suits: impl Fn(&[u8; NOTE_BYTES]) -> bool,
 ) -> io::Result<Option<u8>> {
-    let (mut last, mut count) = ([0; MARK_BYTES], [0; 8]);
-    locks.read(&mut last, mark_at(mark))?;
-    let slot = u16::from_ne_bytes(last).checked_sub(1).and_then(|slot| u8::try_from(slot).ok());
-    let Some(slot) = slot else { return Ok(None) };
+    let Some((slot, place)) = led(locks, mark)? else { return Ok(None) };
     if slot != own && !locks.is_taken(slot.into())? {
         return Ok(None);
     }
-    locks.read(&mut count, count_at(slot.into()))?;
-    let notes = read_left(locks, slot.into(), u64::from_ne_bytes(count))?;
-    Ok(notes.iter().any(suits).then_some(slot))
+    let mut note = EMPTY;
+    locks.read(&mut note, place_at(slot.into(), place))?;
+    Ok((note != EMPTY && suits(&note)).then_some(slot))
 }
 
 /// Forgets the notes of a former process on the slot.

@@ -18,11 +18,12 @@ pub(super) const TABLE: usize = NOTES_AT as usize + COUNTS;
 /// The bytes of the numbers and the places.
 pub(super) const NOTES_BYTES: u64 = (COUNTS + SLOTS_MAX * NOTES_MAX * NOTE_BYTES) as u64;
 /// Behind the notes: for each mark, one plus the number of the slot that last gave a note this
-/// mark.
+/// mark, and in the upper half the place of the note.
 pub(super) const MARKS_AT: u64 = NOTES_AT + NOTES_BYTES;
 /// The marks. More: fewer notes have the same, of which the last alone is found.
 pub(super) const MARKS: u64 = 1 << 16;
 /// The bytes of one.
-pub(super) const MARK_BYTES: usize = 2;
+pub(super) const MARK_BYTES: usize = 4;
+const _: () = assert!(NOTES_MAX <= 1 << 16);
 /// The bytes of the file. Pages without a write take no memory.
 pub(super) const FILE_BYTES: u64 = MARKS_AT + MARKS * MARK_BYTES as u64;

@@ -32,7 +32,7 @@ const GUARD: u64 = 1 << 18;
 const SERVICES: u64 = 1 << 20;
 /// Peers' requests are behind those, in the same way. A peer chooses its address and the number of
 /// a request, so it must reach no service's place.
-const REQUESTS: u64 = SERVICES + (1 << 61);
+const REQUESTS: u64 = SERVICES + (1 << 62);
 /// Ports are behind those, a byte each, so that the locks of ports in a row are one to the kernel.
 const PORTS: u64 = 3 << 61;
 /// The record of a slot that a process has taken, and not left.
@@ -101,7 +101,7 @@ impl On {
 
 /// The place of a service among the locks. Two services at one place would only refuse each other.
 pub(super) fn service(service: u64, on: On) -> u64 {
-    SERVICES + apart(mixed(service << 2 | on as u64))
+    SERVICES + apart(mixed(service << 2 | on as u64), 11)
 }
 
 /// The place of a peer's request.
@@ -111,15 +111,16 @@ pub(super) fn request(peer: IpAddr, key: u64) -> u64 {
         IpAddr::V6(ip) => ip.to_bits(),
     };
     let halves = [(octets >> 64) as u64, octets as u64];
-    REQUESTS + apart(halves.into_iter().fold(key, |so_far, half| mixed(mixed(so_far) ^ half)))
+    let mixed = halves.into_iter().fold(key, |so_far, half| mixed(mixed(so_far) ^ half));
+    REQUESTS + apart(mixed, 13)
 }
 
-/// Locks that are next to each other become one, so these are apart.
-const fn apart(mixed: u64) -> u64 {
-    (mixed >> 12) * 512
+/// Locks that are next to each other become one, so these are apart. Without the lowest bits.
+const fn apart(mixed: u64, without: u32) -> u64 {
+    (mixed >> without) * 512
 }
-const _: () = assert!(SERVICES + apart(u64::MAX) + 512 <= REQUESTS);
-const _: () = assert!(REQUESTS + apart(u64::MAX) + 512 <= PORTS);
+const _: () = assert!(SERVICES + apart(u64::MAX, 11) + 512 <= REQUESTS);
+const _: () = assert!(REQUESTS + apart(u64::MAX, 13) + 512 <= PORTS);
 
 /// As SplitMix64 mixes.
 fn mixed(bits: u64) -> u64 {

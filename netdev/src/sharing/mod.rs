@@ -216,17 +216,18 @@ impl Slots {
     }
 
     /// Keeps a note for the neighbours, under a key: their work for this process once it has gone,
-    /// in any way. They find the notes for which there is room.
-    pub fn note(&self, address: IpAddr, key: u32, note: &[u8; NOTE_BYTES]) {
+    /// in any way. They find the notes for which there is room, and [`noted`](Self::noted) finds it
+    /// by its mark.
+    pub fn note(&self, address: IpAddr, key: u32, note: (&[u8; NOTE_BYTES], u64)) {
         if let Ok(it) = self.at(address) {
             it.last_will.keep(&it.locks, self.first, key, note);
         }
     }
 
-    /// Has [`noted`](Self::noted) find a note of this process by a mark.
-    pub fn mark(&self, address: IpAddr, mark: u64) {
+    /// [`noted`](Self::noted) finds no note of this process by a mark any more.
+    pub fn unmark(&self, address: IpAddr, mark: u64) {
         if let Ok(it) = self.at(address) {
-            last_will::mark(&it.locks, self.first, mark);
+            last_will::unmark(&it.locks, self.first, mark);
         }
     }
 

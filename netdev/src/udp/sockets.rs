@@ -308,7 +308,7 @@ fn configure(socket: &Socket, v6: bool, options: Options, role: Role) -> io::Res
         Role::Shut | Role::Send => socket.drop_all_input()?,
         Role::Group => {
             socket.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
-            // Only datagrams from the interface where this socket has joined.
+            // Only datagrams of groups that this socket has joined, of IPv4 at the same interface.
             if v6 {
                 socket.set(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL, 0)?;
             } else {

@@ -309,5 +309,6 @@ impl ConnectionManager {
         conn.retries = retries;
         self.send_stored(id);
         self.set_deadline(id, Some(now.after(interval)));
+        self.note_ending(id);
     }
 }

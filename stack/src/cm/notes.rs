@@ -52,6 +52,13 @@ pub enum Noted {
         /// The note; `None` if the connection is over.
         note: Option<Note>,
     },
+    /// A connection's end is asked for: messages of the peer's queue pair are of others now.
+    Ending {
+        /// Its own address.
+        address: IpAddr,
+        /// The note, which stays until the peer has answered.
+        note: Note,
+    },
     /// The peer may repeat a request that this device has taken, or no longer does.
     Request {
         /// The own address, and the peer's.
@@ -191,10 +198,23 @@ impl ConnectionManager {
 
     /// From now on the peer may have the connection.
     pub(super) fn note(&mut self, id: CommId) {
-        let Some(conn) = self.conns.get(&id).filter(|_| self.config.slot.is_some()) else { return };
+        if let Some((address, note)) = self.note_of(id) {
+            self.notes.push_back(Noted::Connection { address, id, note: Some(note) });
+        }
+    }
+
+    /// The peer is asked to end it.
+    pub(super) fn note_ending(&mut self, id: CommId) {
+        if let Some((address, note)) = self.note_of(id) {
+            self.notes.push_back(Noted::Ending { address, note });
+        }
+    }
+
+    fn note_of(&self, id: CommId) -> Option<(IpAddr, Note)> {
+        let conn = self.conns.get(&id).filter(|_| self.config.slot.is_some())?;
         let (address, peer) = conn.addresses;
         let note = Note { peer, local: id, remote: conn.remote, remote_qpn: conn.remote_qpn };
-        self.notes.push_back(Noted::Connection { address, id, note: Some(note) });
+        Some((address, note))
     }
 
     /// The peer has it no more.

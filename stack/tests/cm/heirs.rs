@@ -28,7 +28,7 @@ fn noted(net: &mut Net) -> Vec<Noted> {
 fn kept(net: &mut Net) -> Vec<Note> {
     let note = |noted: &Noted| match noted {
         Noted::Connection { note, .. } => *note,
-        Noted::Request { .. } => None,
+        Noted::Request { .. } | Noted::Ending { .. } => None,
     };
     noted(net).iter().filter_map(note).collect()
 }
@@ -88,7 +88,8 @@ fn notes_are_of_connections_that_a_peer_may_have() {
     net.mute[B] = true;
     net.cm[A].disconnect(net.now, a, b"").unwrap();
     net.run(100);
-    assert_eq!(noted(&mut net), [], "its DREQ may be lost");
+    // Its DREQ may be lost; but the peer's queue pair may connect to another device.
+    assert!(matches!(noted(&mut net)[..], [Noted::Ending { .. }]));
     net.mute[B] = false;
     net.run(500);
     assert_eq!(

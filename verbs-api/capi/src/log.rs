@@ -16,7 +16,6 @@ use parking_lot::Mutex;
 use rocinante_soft::environment;
 pub(crate) use rocinante_soft::environment::LogLevel as Level;
 use rustix::fs::{Mode, OFlags, fstat, open};
-use rustix::io::{Errno, write};
 
 struct Log {
     wish: environment::LogWish,
@@ -107,10 +106,10 @@ pub(crate) fn print(lines: Arguments<'_>) {
 
 fn write_all(to: impl std::os::fd::AsFd, mut bytes: &[u8]) {
     while !bytes.is_empty() {
-        match write(&to, bytes) {
+        match rocinante_netdev::write_without_signal(to.as_fd(), bytes) {
             Ok(0) => return,
             Ok(written) => bytes = &bytes[written..],
-            Err(Errno::INTR) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             Err(_) => return,
         }
     }

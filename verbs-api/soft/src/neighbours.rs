@@ -126,9 +126,9 @@ impl Neighbours {
         while let Some(noted) = cm.poll_note() {
             match noted {
                 Noted::Connection { address, id, note: Some(note) } => {
-                    self.slots.note(address, id.0, &note.to_bytes());
-                    self.slots.mark(address, note.mark());
+                    self.slots.note(address, id.0, (&note.to_bytes(), note.mark()));
                 }
+                Noted::Ending { address, note } => self.slots.unmark(address, note.mark()),
                 Noted::Connection { address, id, note: None } => {
                     self.slots.drop_note(address, id.0);
                 }

@@ -86,7 +86,7 @@ fn a_path_to_the_peer_of_the_dead_has_chores_at_once() {
     assert_eq!(shard.io.chores_by(), None, "nothing is left to do");
     let peer = Ipv4Addr::new(10, 0, 0, 9).to_ipv6_mapped().octets();
     let numbers = [u32::from(second.first()) << 24 | 5, 7, 0x200].map(u32::to_be_bytes).concat();
-    second.note(here, 1, &[&peer[..], &numbers].concat().try_into().unwrap());
+    second.note(here, 1, (&[&peer[..], &numbers].concat().try_into().unwrap(), 0));
     drop(second);
     let end = Instant::now() + Duration::from_secs(20);
     while shard.io.paths() == 0 && Instant::now() < end {

@@ -189,6 +189,8 @@ pub(crate) mod tasks {
     /// Tasks without a number that wait for one thing. More: those that gave up keep more memory.
     /// Less: those that wait are woken for nothing. Not measured.
     pub(crate) const NAMELESS_MAX: usize = 1024;
+    /// A task that has waited for so long may be woken for nothing. Less: more of them live.
+    pub(crate) const NAMELESS_AGE: std::time::Duration = std::time::Duration::from_secs(1);
 }
 
 /// User memory (`provider/memory`, `host.rs`). Measured: the table.

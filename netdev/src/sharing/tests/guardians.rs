@@ -66,7 +66,7 @@ fn take_all(here: &[IpAddr]) -> usize {
 }
 
 fn note(ward: &Process, here: IpAddr, key: u32) {
-    ward.slots.note(here, key, &[key as u8; NOTE_BYTES]);
+    ward.slots.note(here, key, (&[key as u8; NOTE_BYTES], 0));
 }
 
 #[test]

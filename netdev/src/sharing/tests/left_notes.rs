@@ -54,23 +54,23 @@ fn notes_of_a_process_that_has_gone_are_told_to_the_leader() {
     let other = process(&here, 2);
     // Two of each, and one that has been dropped; the same key on two addresses.
     for key in [7, 8, 9] {
-        second.slots.note(here[0], key, &note(key as u8));
+        second.slots.note(here[0], key, (&note(key as u8), 0));
     }
-    second.slots.note(here[1], 7, &note(70));
+    second.slots.note(here[1], 7, (&note(70), 0));
     second.slots.drop_note(here[0], 8);
     second.slots.drop_note(here[1], 99);
-    third.slots.note(here[0], 7, &note(30));
-    other.slots.note(here[0], 1, &note(41));
-    first.slots.note(here[0], 1, &note(1));
+    third.slots.note(here[0], 7, (&note(30), 0));
+    other.slots.note(here[0], 1, (&note(41), 0));
+    first.slots.note(here[0], 1, (&note(1), 0));
     assert_eq!(soon_left(&first), [], "nobody has gone");
     drop(second);
     assert_eq!(left(&first, 3), [(here[0], note(7)), (here[0], note(9)), (here[1], note(70))]);
     assert_eq!((soon_left(&first), soon_left(&third)), (vec![], vec![]), "once, and to one");
     // A place is used again.
-    other.slots.note(here[0], 2, &note(42));
+    other.slots.note(here[0], 2, (&note(42), 0));
     other.slots.drop_note(here[0], 1);
-    other.slots.note(here[0], 3, &note(43));
-    other.slots.note(here[0], 3, &note(44));
+    other.slots.note(here[0], 3, (&note(43), 0));
+    other.slots.note(here[0], 3, (&note(44), 0));
     drop(other);
     assert_eq!(left(&first, 2), [(here[0], note(42)), (here[0], note(44))]);
     // The one that follows hears of the one that led.
@@ -86,8 +86,8 @@ fn notes_of_a_process_that_has_gone_are_told_to_the_leader() {
 fn a_leader_that_could_not_look_for_notes_is_woken_to_look_again() {
     let here = loopback();
     let [mut first, second, third] = [(); 3].map(|()| process(&[here], 1));
-    second.slots.note(here, 7, &note(7));
-    third.slots.note(here, 7, &note(8));
+    second.slots.note(here, 7, (&note(7), 0));
+    third.slots.note(here, 7, (&note(8), 0));
     let slots = first.slots.clone();
     let mut is_woken = |end: Instant| {
         let left = end.saturating_duration_since(Instant::now()).as_millis();
@@ -117,7 +117,7 @@ fn notes_stay_until_they_are_forgotten_and_no_process_takes_their_slot_before() 
     let first = process(&[here], 1);
     let gone: Vec<Process> = (0..ROOM_MIN + 4).map(|_| process(&[here], 1)).collect();
     for (nth, it) in gone.iter().enumerate() {
-        it.slots.note(here, 7, &note(nth as u8 + 1));
+        it.slots.note(here, 7, (&note(nth as u8 + 1), 0));
     }
     let used: BTreeSet<u8> = gone.iter().map(|it| it.slots.first()).collect();
     drop(gone);
@@ -146,7 +146,7 @@ fn a_slot_that_is_used_anew_has_no_notes_of_the_process_before() {
     let here = loopback();
     let first = process(&[here], 1);
     let second = process(&[here], 1);
-    second.slots.note(here, 7, &note(7));
+    second.slots.note(here, 7, (&note(7), 0));
     let slot = second.slots.first();
     drop(second);
     // A process may be faster than the one that leads.
@@ -171,8 +171,8 @@ fn a_file_with_nonsense_tells_nonsense_and_harms_nobody() {
     let here = loopback();
     let first = process(&[here], 1);
     let second = process(&[here], 1);
-    second.slots.note(here, 7, &note(7));
-    first.slots.note(here, 7, &note(1));
+    second.slots.note(here, 7, (&note(7), 0));
+    first.slots.note(here, 7, (&note(1), 0));
     let locks = &first.slots.shared[0].locks;
     let counts = layout::NOTES_BYTES as usize;
     let mut nonsense = vec![0xff; 256 * 8 + 1024];
@@ -186,7 +186,7 @@ fn a_file_with_nonsense_tells_nonsense_and_harms_nobody() {
         assert!(told.iter().all(|(_, it)| *it != note(7) && *it != note(1)), "of the living");
     }
     // A process that lives goes on, and its notes from now on are found.
-    second.slots.note(here, 8, &note(8));
+    second.slots.note(here, 8, (&note(8), 0));
     assert_eq!(second.slots.first(), 1);
     drop(second);
     let found = left_within(&first, PATIENCE, |all| all.contains(&(here, note(8))));
@@ -194,10 +194,10 @@ fn a_file_with_nonsense_tells_nonsense_and_harms_nobody() {
     // The room is limited; it is had again.
     let third = process(&[here], 1);
     for key in 0..5000 {
-        third.slots.note(here, key, &note(3));
+        third.slots.note(here, key, (&note(3), 0));
     }
     (0..5000).for_each(|key| third.slots.drop_note(here, key));
-    (0..10).for_each(|key| third.slots.note(here, key, &note(4)));
+    (0..10).for_each(|key| third.slots.note(here, key, (&note(4), 0)));
     drop(third);
     assert_eq!(left(&first, 10), [(here, note(4)); 10]);
 }
@@ -215,12 +215,12 @@ fn a_file_without_room_for_notes_has_none() {
         let mut told = Vec::new();
         last_will::left(&locks, 0..0, |_, notes| told.extend(notes)).map(|()| told)
     };
-    notes.keep(&locks, 5, 7, &note(7));
+    notes.keep(&locks, 5, 7, (&note(7), 7));
     // The notes that the numbers announce are not there.
     locks.write(&[0xff; 256 * 8], layout::NOTES_AT).expect("written");
     assert_eq!(told().expect("numbers"), [[0; NOTE_BYTES]; 0]);
     ftruncate(&memory, layout::NOTES_AT).expect("shorter");
-    notes.keep(&locks, 5, 8, &note(8));
+    notes.keep(&locks, 5, 8, (&note(8), 8));
     assert_eq!(told().expect("records alone"), [[0; NOTE_BYTES]; 0]);
     locks.take(5).expect("free");
 }
@@ -231,10 +231,7 @@ fn a_mark_leads_to_the_last_note_that_has_it() {
     let here = loopback();
     let [one, two, three] = [(); 3].map(|()| lease(&[here], 1).expect("a slot"));
     let noted = |it: &Slots, mark, byte| it.noted(here, mark, |found| *found == note(byte));
-    let keep = |it: &Slots, key, byte, mark| {
-        it.note(here, key, &note(byte));
-        it.mark(here, mark);
-    };
+    let keep = |it: &Slots, key, byte, mark| it.note(here, key, (&note(byte), mark));
     keep(&two, 1, 1, 5);
     keep(&two, 2, 2, 6);
     for it in [&one, &two, &three] {
@@ -251,4 +248,8 @@ fn a_mark_leads_to_the_last_note_that_has_it() {
     drop(three);
     assert_eq!(noted(&one, 5, 3), None, "its neighbours end what it left");
     assert_eq!(noted(&one, 6, 2), Some(two.first()));
+    one.unmark(here, 6);
+    assert_eq!(noted(&one, 6, 2), Some(two.first()), "it is another's");
+    two.unmark(here, 6);
+    assert_eq!(noted(&one, 6, 2), None);
 }

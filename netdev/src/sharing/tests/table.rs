@@ -19,7 +19,7 @@ fn reads() -> std::io::Result<u64> {
 fn slots_are_taken_with_few_reads_and_a_search_for_each_other_process() {
     let here = loopback();
     let first = lease(&[here], 1).expect("slots");
-    first.note(here, 1, &[1; NOTE_BYTES]);
+    first.note(here, 1, (&[1; NOTE_BYTES], 0));
     let mut others = Vec::new();
     for processes in [1, 5, 25] {
         others.resize_with(processes - 1, || lease(&[here], 2).expect("slots"));

@@ -145,7 +145,7 @@ enum Look {
 }
 
 /// A quick look, as this happens to every path.
-fn look(dirfd: c_int, path: &[u8]) -> Look {
+fn look(dirfd: c_int, path: &[u8], does: Does) -> Look {
     let root = root();
     if root.is_empty() {
         return Look::Elsewhere;
@@ -161,9 +161,10 @@ fn look(dirfd: c_int, path: &[u8]) -> Look {
     let named = has(path, b"infiniband")
         || has(path, b"devices/rocinante")
         || (!is_absolute && path.starts_with(b"rocinante"))
-        // Files that are open.
-        || path.starts_with(b"/dev/fd/")
-        || (path.starts_with(b"/proc/") && has(path, b"/fd/"));
+        // Files that are open. The kernel reads them, also those that have no name any more.
+        || does != Does::Read
+            && (path.starts_with(b"/dev/fd/")
+                || (path.starts_with(b"/proc/") && has(path, b"/fd/")));
     match (named, is_absolute, dirfd) {
         (true, ..) => Look::Near,
         (_, true, _) => Look::Elsewhere,
@@ -209,7 +210,7 @@ fn lead<R: Answer>(
     }
     // SAFETY: not null, so a C string, as libc's own functions want.
     let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
-    let answer = match look(dirfd, bytes) {
+    let answer = match look(dirfd, bytes, does) {
         Look::Elsewhere => return then(dirfd, path).shown(),
         Look::Near => None,
         Look::IfMissing if bytes.is_empty() => return by_file(dirfd, does, || then(dirfd, path)),

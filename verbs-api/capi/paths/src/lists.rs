@@ -148,3 +148,16 @@ pub(crate) unsafe extern "C" fn rewinddir(stream: *mut DIR) {
         unsafe { next(stream) };
     }
 }
+
+/// The function of libc.
+///
+/// # Safety
+/// As libc's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn seekdir(stream: *mut DIR, at: libc::c_long) {
+    forget(stream);
+    if let Some(next) = behind!(seekdir: unsafe extern "C" fn(*mut DIR, libc::c_long)) {
+        // SAFETY: the caller keeps to libc's rules.
+        unsafe { next(stream, at) };
+    }
+}

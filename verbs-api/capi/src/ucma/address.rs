@@ -80,7 +80,7 @@ impl Command<'_> {
         // Other processes see a port on devices that are open. One that cannot be opened says so
         // when the id connects or listens.
         let opened: Vec<_> =
-            near.iter().filter_map(|found| self.it.open_device(found).ok()).collect();
+            near.iter().filter_map(|found| self.it.open_device(found, false).ok()).collect();
         self.bind_port(id, held, address)?;
         if !has_none {
             (held.found, held.opened) = (near.into_iter().next(), opened.into_iter().next());
@@ -129,7 +129,7 @@ impl Command<'_> {
         // As `rdma_resolve_ip`: later failures come as an event.
         let (from, to) = toward(Some(local), peer)?;
         let found = self.it.devices.of(from);
-        let near = found.as_ref().ok().and_then(|found| self.it.open_device(found).ok());
+        let near = found.as_ref().ok().and_then(|found| self.it.open_device(found, false).ok());
         match is_idle {
             // Its port is one of the address where the way begins.
             true if local.ip().is_unspecified() => self.bind_port(id, &mut held, local)?,
@@ -251,7 +251,7 @@ impl Ucma {
         at: Listens,
         found: &Found,
     ) -> Outcome<(Arc<Opened>, ListenerId)> {
-        let opened = self.open_device(found)?;
+        let opened = self.open_device(found, true)?;
         let sink = ToListener {
             id: id.clone(),
             local: at.local,

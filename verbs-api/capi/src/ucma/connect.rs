@@ -61,7 +61,7 @@ impl Id {
     ) -> Outcome<&'a Arc<Opened>> {
         if held.opened.is_none() {
             let found = held.found.as_ref().ok_or(libc::EINVAL)?;
-            held.opened = Some(it.open_device(found)?);
+            held.opened = Some(it.open_device(found, true)?);
         }
         held.opened.as_ref().ok_or(libc::EINVAL)
     }

@@ -12,6 +12,7 @@ use rocinante_stack::types::Mtu;
 
 use super::Outcome;
 use super::removal::Watch;
+use crate::convert::errno;
 use crate::devices::{self, Found};
 use crate::ffi::without_signals;
 use crate::plain;
@@ -95,6 +96,7 @@ impl Devices {
     pub(super) fn open(
         &self,
         found: &Found,
+        is_needed: bool,
         watch: impl FnOnce(&Arc<Opened>) -> std::io::Result<Watch>,
     ) -> Outcome<Arc<Opened>> {
         let mut open = self.open.lock();
@@ -110,7 +112,11 @@ impl Devices {
             prepared.events.take_places(&found.gids);
             prepared.open()
         });
-        let device = plain::Device::new(device.map_err(|error| found.refused(&error))?);
+        let device = device.map_err(|error| match is_needed {
+            true => found.refused(&error),
+            false => errno(&found.name, &error),
+        });
+        let device = plain::Device::new(device?);
         let opened = Arc::new(Opened { device, found: found.clone() });
         let watch = without_signals(|| watch(&opened));
         let watch = watch.map_err(|error| error.raw_os_error().unwrap_or(libc::EAGAIN))?;

@@ -67,9 +67,13 @@ fn wait(opened: &Opened, closed: &Bell) -> bool {
 
 impl Ucma {
     /// Opens a device, and watches it.
-    pub(super) fn open_device(self: &Arc<Self>, found: &Found) -> Outcome<Arc<Opened>> {
+    pub(super) fn open_device(
+        self: &Arc<Self>,
+        found: &Found,
+        is_needed: bool,
+    ) -> Outcome<Arc<Opened>> {
         let of = Arc::downgrade(self);
-        let opened = self.devices.open(found, |opened| {
+        let opened = self.devices.open(found, is_needed, |opened| {
             let opened = opened.clone();
             Watch::start("roce-cm-device", move |closed| {
                 if wait(&opened, closed)

@@ -128,7 +128,7 @@ impl Program {
 
     fn opened(&self) -> Arc<Opened> {
         let found = self.it.devices.all().unwrap().remove(0);
-        self.it.open_device(&found).unwrap()
+        self.it.open_device(&found, true).unwrap()
     }
 
     /// What gets the requests of a listener with this backlog at an address.

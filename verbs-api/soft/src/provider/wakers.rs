@@ -3,10 +3,20 @@
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use super::listeners::fresh_number;
 use super::sync::Mutex;
-use crate::tuning::tasks::NAMELESS_MAX;
+use crate::tuning::tasks::{NAMELESS_AGE, NAMELESS_MAX};
+
+/// A task that waits.
+#[derive(Debug)]
+struct Task {
+    /// 0 if its owner has no number.
+    number: u64,
+    waker: Waker,
+    since: Instant,
+}
 
 /// The tasks that wait for one thing.
 ///
@@ -15,7 +25,7 @@ use crate::tuning::tasks::NAMELESS_MAX;
 /// task.
 #[derive(Debug, Default)]
 pub struct Wakers {
-    tasks: Mutex<Vec<(u64, Waker)>>,
+    tasks: Mutex<Vec<Task>>,
     /// No order with anything else depends on it, so the models of the threads do without it.
     is_claimed: AtomicBool,
 }
@@ -47,24 +57,22 @@ impl Wakers {
     }
 
     /// Has the task woken once. It replaces the task with the same number, unless that is 0. Tasks
-    /// of number 0 may have given up without a word: if there are too many, the oldest is woken and
-    /// looks again.
+    /// of number 0 may have given up without a word: if there are too many, the oldest is woken
+    /// after a while, and looks again.
     pub fn set(&self, number: u64, waker: &Waker) {
         let mut tasks = self.tasks.lock();
-        let same = |(of, task): &&mut (u64, Waker)| {
-            *of == number && (number != 0 || task.will_wake(waker))
+        let same = |task: &&mut Task| {
+            task.number == number && (number != 0 || task.waker.will_wake(waker))
         };
         let (mut replaced, mut oldest) = (None, None);
         match tasks.iter_mut().find(same) {
-            Some((_, task)) if task.will_wake(waker) => {}
-            Some((_, task)) => replaced = Some(std::mem::replace(task, waker.clone())),
+            Some(task) if task.waker.will_wake(waker) => {}
+            Some(task) => replaced = Some(std::mem::replace(&mut task.waker, waker.clone())),
             None => {
-                let is_nameless = |(of, _): &(u64, Waker)| *of == 0;
-                if number == 0 && tasks.iter().filter(|it| is_nameless(it)).count() == NAMELESS_MAX
-                {
-                    oldest = tasks.iter().position(is_nameless).map(|at| tasks.remove(at).1);
+                if number == 0 && tasks.len() >= NAMELESS_MAX {
+                    oldest = long_gone(&tasks).map(|at| tasks.swap_remove(at).waker);
                 }
-                tasks.push((number, waker.clone()));
+                tasks.push(Task { number, waker: waker.clone(), since: Instant::now() });
             }
         }
         // The last waker may drop its task, which may wait here: not under the lock.
@@ -76,7 +84,7 @@ impl Wakers {
     /// The task with this number waits no more.
     pub fn forget(&self, number: u64) {
         let mut tasks = self.tasks.lock();
-        let at = tasks.iter().position(|(of, _)| *of == number);
+        let at = tasks.iter().position(|task| task.number == number);
         let gone = at.map(|at| tasks.swap_remove(at));
         drop(tasks);
         drop(gone);
@@ -85,11 +93,22 @@ impl Wakers {
     /// Takes all tasks, to be woken.
     pub fn take(&self) -> Woken {
         let mut woken = Woken::default();
-        for (_, task) in self.tasks.lock().drain(..) {
-            woken.add(task);
+        for task in self.tasks.lock().drain(..) {
+            woken.add(task.waker);
         }
         woken
     }
+}
+
+/// The oldest task without a number, if there are too many of these and it has waited for long.
+#[cold]
+fn long_gone(tasks: &[Task]) -> Option<usize> {
+    let nameless = || tasks.iter().enumerate().filter(|(_, task)| task.number == 0);
+    if nameless().count() < NAMELESS_MAX {
+        return None;
+    }
+    let (at, oldest) = nameless().min_by_key(|(_, task)| task.since)?;
+    (oldest.since.elapsed() >= NAMELESS_AGE).then_some(at)
 }
 
 /// Which look of a poll it is.

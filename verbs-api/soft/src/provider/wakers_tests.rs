@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Wake, Waker};
+use std::time::Instant;
 
 use super::wakers::Wakers;
+use crate::tuning::tasks::{NAMELESS_AGE, NAMELESS_MAX};
 
 #[derive(Default)]
 struct Count(AtomicUsize);
@@ -63,21 +65,25 @@ fn a_future_that_is_dropped_leaves_the_others_of_its_task_waiting() {
 
 #[test]
 fn tasks_that_gave_up_are_not_kept_without_limit() {
-    let (wakers, [stays, last]) = (Wakers::default(), tasks::<2>());
+    let (wakers, [stays]) = (Wakers::default(), tasks::<1>());
     let mut place = wakers.place();
     place.register(&Context::from_waker(&stays.1));
-    let gone: Vec<_> = (0..2000).flat_map(|_| tasks::<1>()).collect();
-    for (_, waker) in &gone {
+    let many: Vec<_> = (0..NAMELESS_MAX + 10).flat_map(|_| tasks::<1>()).collect();
+    let register = |(_, waker): &(Arc<Count>, Waker)| {
         wakers.register(&Context::from_waker(waker));
-    }
-    wakers.register(&Context::from_waker(&last.1));
-    let woken = |(count, _): &(Arc<Count>, Waker)| count.0.load(Ordering::Relaxed) == 1;
-    let early = gone.iter().take_while(|task| woken(task)).count();
-    assert!((900..1000).contains(&early), "{early}");
-    assert!(!gone[early..].iter().any(woken));
-    assert!(!woken(&stays) && !woken(&last));
+    };
+    let woken = |(count, _): &&(Arc<Count>, Waker)| count.0.load(Ordering::Relaxed) == 1;
+    let begin = Instant::now();
+    many.iter().for_each(register);
+    let early = many.iter().filter(woken).count();
+    assert!(early == 0 || begin.elapsed() >= NAMELESS_AGE, "those that wait are left alone");
+    std::thread::sleep(NAMELESS_AGE);
+    let more: Vec<_> = (0..10).flat_map(|_| tasks::<1>()).collect();
+    more.iter().for_each(register);
+    assert_eq!(many.iter().filter(woken).count(), early + 10);
+    assert!(!woken(&&stays) && !more.iter().any(|task| woken(&task)));
     drop(wakers.take());
-    assert!(gone.iter().all(woken) && woken(&stays) && woken(&last));
+    assert!(many.iter().chain(&more).all(|task| woken(&task)) && woken(&&stays));
 }
 
 /// A task that only its waker keeps alive, and that waits here.
