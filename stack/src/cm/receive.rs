@@ -70,13 +70,6 @@ impl ConnectionManager {
             Ok((listener, peer, user)) => {
                 self.take_request(now, (src, dst), tid, req, (listener, peer, user));
             }
-            // A neighbour on the address may have the listener: the queue pair led it here.
-            Err(RejReason::INVALID_SERVICE_ID)
-                if by_qpn.is_some_and(|id| self.asks_for_end(id)) =>
-            {
-                let stale = RejReason::STALE_CONNECTION;
-                self.refuse((src, dst), tid, (CommId(0), req.local), Subject::Req, stale);
-            }
             Err(RejReason::INVALID_SERVICE_ID)
                 if may_wait
                     && self.wait_for_listener(
@@ -463,11 +456,6 @@ impl ConnectionManager {
             matches!(conn.state, State::DreqSent | State::TimeWait) && conn.remote_guid == guid
         };
         self.conns.get(&id).is_some_and(over)
-    }
-
-    /// Whether the peer has not answered yet that a connection ends.
-    fn asks_for_end(&self, id: CommId) -> bool {
-        self.conns.get(&id).is_some_and(|conn| conn.state == State::DreqSent)
     }
 
     /// The peer's queue pair is in another connection now, or is about to be. If it is the same

@@ -127,12 +127,12 @@ impl World<'_> {
         let listening = listening.and_then(|at| users.listening[at]);
         let blockers = self.blockers(at, from, req.qpn, id);
         let refusal = match listening {
-            None => Some(RejReason::INVALID_SERVICE_ID),
-            Some(_) if !blockers.is_empty() => {
+            _ if !blockers.is_empty() => {
                 let late = self.is_late(from, req.local, self.calls[id].boot);
                 self.end_blockers(at, &blockers, (late, req.ca_guid), due);
                 Some(RejReason::STALE_CONNECTION)
             }
+            None => Some(RejReason::INVALID_SERVICE_ID),
             Some(listening) => {
                 self.hosts[at].users.is_full(listening).then_some(RejReason::NO_RESOURCES)
             }
