@@ -50,8 +50,6 @@ fn a_request_for_the_other_device_ends_the_old_connection_of_its_queue_pair() {
     assert_eq!(net.take(B), []);
     assert_eq!(refused(&mut net, &request(0x11, now)), RejReason::STALE_CONNECTION);
     assert_eq!(net.take(B), [disconnected(b, Ended::Stale)]);
-    // Its end is not answered yet.
-    assert_eq!(refused(&mut net, &request(0x11, now)), RejReason::STALE_CONNECTION);
     net.run(500);
     assert_eq!(net.take(B), [released(b, 0x03_0022)]);
     assert_eq!(refused(&mut net, &request(0x11, now)), RejReason::INVALID_SERVICE_ID);

@@ -364,8 +364,8 @@ fn each_datagram_says_whom_it_is_for() {
             (false, Some(Addressee::Request(asked, Some(service), Some(side.qpn)))),
             (false, Some(Addressee::Request(questioned, Some(datagrams), None))),
             // REP, and the answer for the datagram service; RTU and DREQ; DREP.
-            (true, to_here),
             (true, Some(Addressee::Reply(5, Qpn::new(0xc3_0456)))),
+            (true, to_here),
             (false, to_there),
             (false, to_there),
             (true, to_here),

@@ -21,8 +21,8 @@ pub(crate) struct QpShared {
     pub(crate) recv_retired: AtomicU64,
     pub(super) state: StateCell,
     rules: SendRules,
-    /// The most sends and receives; none where faults decide on each call.
-    pub(super) most: [u32; 2],
+    /// Faults decide on each call that posts sends, or receives.
+    judged: [bool; 2],
 }
 
 /// The posting side.
@@ -75,15 +75,27 @@ impl QpShared {
             send_retired: AtomicU64::new(0),
             recv_retired: AtomicU64::new(0),
             state: StateCell::default(),
-            most: [rules.caps.max_send_wr, rules.caps.max_recv_wr],
+            judged: [false; 2],
             rules,
         }
     }
 
     /// Faults decide on calls that post sends, or receives.
     pub(super) fn judged(mut self, judged: [bool; 2]) -> Self {
-        self.most.iter_mut().zip(judged).filter(|(_, it)| *it).for_each(|(most, _)| *most = 0);
+        self.judged = judged;
         self
+    }
+
+    /// The most sends; none where faults decide on each call.
+    #[inline]
+    pub(super) fn most_sends(&self) -> u32 {
+        if self.judged[0] { 0 } else { self.rules.caps.max_send_wr }
+    }
+
+    /// The most receives, likewise.
+    #[inline]
+    pub(super) fn most_recvs(&self) -> u32 {
+        if self.judged[1] { 0 } else { self.rules.caps.max_recv_wr }
     }
 
     pub(crate) fn qpn(&self) -> Qpn {

@@ -194,7 +194,7 @@ impl Qp {
     #[inline]
     pub fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
         let shared = &self.shared;
-        match shared.post_send(&self.core, list, shared.most[0]) {
+        match shared.post_send(&self.core, list, shared.most_sends()) {
             Ok(()) => Ok(()),
             Err(refused) => self.post_again(refused, Verb::PostSend, |most| {
                 shared.post_send(&self.core, list, most)
@@ -204,7 +204,7 @@ impl Qp {
 
     pub fn post_send_all(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
         let shared = &self.shared;
-        match shared.post_send_all(&self.core, list, shared.most[0]) {
+        match shared.post_send_all(&self.core, list, shared.most_sends()) {
             Ok(()) => Ok(()),
             Err(refused) => self.post_again(refused, Verb::PostSend, |most| {
                 shared.post_send_all(&self.core, list, most)
@@ -250,7 +250,7 @@ impl Qp {
     #[inline]
     pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
         let shared = &self.shared;
-        match shared.post_recv(&self.core, list, shared.most[1]) {
+        match shared.post_recv(&self.core, list, shared.most_recvs()) {
             Ok(()) => Ok(()),
             Err(refused) => self.post_again(refused, Verb::PostRecv, |most| {
                 shared.post_recv(&self.core, list, most)
