@@ -122,7 +122,10 @@ static void known_mistakes(int fd, const char *address)
 	in->sin_family = AF_INET;
 	inet_pton(AF_INET, address, &in->sin_addr);
 	CHECK(!command(fd, RDMA_USER_CM_CMD_BIND, &bind, sizeof bind, 0));
-	struct rdma_ucm_set_option option = { (uintptr_t)zone, id, 0, 3, 1 };
+	struct rdma_ucm_set_option option = { (uintptr_t)zone, other, 0, 3, 1 };
+	zone[0] = 31;
+	CHECK(command(fd, RDMA_USER_CM_CMD_SET_OPTION, &option, sizeof option, 0) == EINVAL);
+	option.id = id;
 	zone[0] = 32;
 	CHECK(command(fd, RDMA_USER_CM_CMD_SET_OPTION, &option, sizeof option, 0) == EINVAL);
 	zone[0] = 31;
