@@ -1,12 +1,13 @@
 //! The lease that lets one of several extenders bind. Another extender takes the lease when it has
-//! seen no change of it for its whole time. The holder trusts the lease for two thirds of that time
-//! from its last request on. So clocks must run at the same rate, but need not agree.
+//! seen no change of it for its whole time, also of one that is gone. The holder trusts the lease
+//! for two thirds of that time from its last request on. So clocks must run at the same rate, but
+//! need not agree.
 
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
-use kube::ResourceExt as _;
+use kube::ResourceExt;
 use kube::api::PostParams;
 use kube::core::DynamicObject;
 use serde_json::json;
@@ -73,30 +74,34 @@ impl Lease {
     }
 
     /// Gets or renews the lease. Returns whether this process has it. `seen` is the last version of
-    /// another holder's lease, and the time of its first sight.
-    async fn turn(&self, seen: &mut Option<(String, Instant)>) -> Result<bool, Failed> {
-        let params = PostParams::default();
-        let lease = match asked(self.leases.get(NAME)).await {
-            Err(Failed::Gone) => {
-                return asked(self.leases.create(&params, &self.lease(None)?)).await.map(|_| true);
-            }
-            lease => lease?,
+    /// another holder's lease, or that it is gone, and the time of its first sight.
+    async fn turn(&self, seen: &mut Option<(Option<String>, Instant)>) -> Result<bool, Failed> {
+        let old = match asked(self.leases.get(NAME)).await {
+            Err(Failed::Gone) => None,
+            lease => Some(lease?),
         };
-        let (spec, version) = (&lease.data["spec"], lease.resource_version().unwrap_or_default());
-        if spec["holderIdentity"] != *self.holder {
-            let its = Duration::from_secs(spec["leaseDurationSeconds"].as_u64().unwrap_or(0));
-            let is_silent = |(last, since): &(String, Instant)| {
-                *last == version && since.elapsed() >= its.max(self.time)
-            };
-            if !seen.as_ref().is_some_and(is_silent) {
-                if seen.as_ref().is_none_or(|(last, _)| *last != version) {
-                    *seen = Some((version, Instant::now()));
-                }
+        let version = old.as_ref().and_then(ResourceExt::resource_version);
+        let spec = old.as_ref().map(|it| &it.data["spec"]);
+        let its = spec.and_then(|it| it["leaseDurationSeconds"].as_u64()).unwrap_or(0);
+        let time = Duration::from_secs(its).max(self.time);
+        match seen {
+            _ if spec.is_some_and(|it| it["holderIdentity"] == *self.holder) => {}
+            // Another that held it would trust it still.
+            None if spec.is_none() => {}
+            Some((last, since)) if *last == version && since.elapsed() >= time => {}
+            Some((last, _)) if *last == version => return Ok(false),
+            _ => {
+                *seen = Some((version, Instant::now()));
                 return Ok(false);
             }
         }
-        let lease = self.lease(Some(&version))?;
-        asked(self.leases.replace(NAME, &params, &lease)).await.map(|_| true)
+        let (params, lease) = (PostParams::default(), self.lease(version.as_deref())?);
+        match version {
+            None => asked(self.leases.create(&params, &lease)).await?,
+            Some(_) => asked(self.leases.replace(NAME, &params, &lease)).await?,
+        };
+        *seen = None;
+        Ok(true)
     }
 
     /// The lease with this process as its holder, in the place of this version.

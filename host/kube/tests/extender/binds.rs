@@ -215,6 +215,7 @@ async fn an_error_of_the_server_gives_back_only_after_it_was_asked() {
     assert!(is_free(&api, &extender, "n1", 3).await);
 
     drop(extender);
+    api.delete_lease();
     let hasty = Extender::ready(&api, SHORT).await;
     api.fail([Fault::Refuses]);
     let two = pod(&api, "two", &[2]);
@@ -342,6 +343,7 @@ async fn an_extender_that_starts_counts_what_is_bound() {
     bind(before.address, &pod(&api, "two", &[4]), "n2").await.unwrap();
     api.set_phase("two", "Succeeded");
     drop(before);
+    api.delete_lease();
     api.away(true);
     let after = Extender::start(&api, LONG).await;
     assert_eq!(get(after.address, "/healthz").await.0, 503);

@@ -1,17 +1,28 @@
 //! Of several extenders one binds.
 
-use hyper::StatusCode;
+use std::time::{Duration, Instant};
 
+use hyper::StatusCode;
+use serde_json::json;
+
+use crate::api::Api;
 use crate::binds::{LONG, cluster, is_free, pod};
 use crate::scheduler::bind;
 use crate::{Extender, get, until};
 
+/// How long an extender of these tests may be silent.
+const LEASE: Duration = Duration::from_secs(4);
+
+async fn start(api: &Api) -> Extender {
+    Extender::start_with(api, LONG, LEASE).await
+}
+
 #[tokio::test]
 async fn another_extender_takes_the_place_of_one_that_ended() {
     let api = cluster().await;
-    let first = Extender::ready(&api, LONG).await;
+    let first = start(&api).await.is_ready().await;
     let holder = || api.lease().unwrap()["spec"]["holderIdentity"].clone();
-    let (before, second) = (holder(), Extender::start(&api, LONG).await);
+    let (before, second) = (holder(), start(&api).await);
     let (one, two) = (pod(&api, "one", &[7]), pod(&api, "two", &[3]));
     let refused = bind(second.address, &one, "n1").await.unwrap_err();
     assert!(refused.contains("is not this extender's"), "{refused}");
@@ -35,20 +46,37 @@ async fn another_extender_takes_the_place_of_one_that_ended() {
 #[tokio::test]
 async fn an_extender_that_cannot_renew_its_lease_binds_nothing_meanwhile() {
     let api = cluster().await;
-    let extender = Extender::ready(&api, LONG).await;
+    let extender = start(&api).await.is_ready().await;
     bind(extender.address, &pod(&api, "before", &[1]), "n1").await.unwrap();
     let one = pod(&api, "one", &[7]);
-    api.fail_resources([StatusCode::SERVICE_UNAVAILABLE; 9]);
+    // More than it meets.
+    api.fail_resources(vec![StatusCode::SERVICE_UNAVAILABLE; 100_000]);
     until("it is too old", async || extender.lease_refuses(&api).await).await;
-    assert!(api.has_resource_faults());
     assert!(bind(extender.address, &one, "n1").await.is_err());
+    api.clear_resource_faults();
     until("it is renewed", async || bind(extender.address, &one, "n1").await.is_ok()).await;
-    assert!(!api.has_resource_faults());
+}
+
+/// The holder of a lease that is deleted does not know it yet.
+#[tokio::test]
+async fn a_lease_that_is_gone_is_another_holders_still() {
+    let api = cluster().await;
+    // It is the other's for longer than this test needs to delete it.
+    let spec = json!({"holderIdentity": "another", "leaseDurationSeconds": 600});
+    api.put_lease(json!({"metadata": {"name": "rocinante-extender"}, "spec": spec}));
+    let _extender = start(&api).await;
+    // The second look ends the first.
+    let looks = || api.requests().iter().filter(|it| it.contains("/leases/")).count();
+    until("it has seen it", async || looks() >= 2).await;
+    let deleted = Instant::now();
+    api.delete_lease();
+    until("it has one", async || api.lease().is_some()).await;
+    assert!(deleted.elapsed() >= LEASE, "{:?}", deleted.elapsed());
 }
 
 impl Extender {
     /// Whether a pod that does not fit is refused for the lease.
-    async fn lease_refuses(&self, api: &crate::api::Api) -> bool {
+    async fn lease_refuses(&self, api: &Api) -> bool {
         let none = pod(api, "none", &[10]);
         bind(self.address, &none, "n1").await.unwrap_err().contains("is not this extender's")
     }
@@ -57,7 +85,7 @@ impl Extender {
 #[tokio::test]
 async fn an_extender_whose_lease_another_has_ends() {
     let api = cluster().await;
-    let extender = Extender::ready(&api, LONG).await;
+    let extender = start(&api).await.is_ready().await;
     let mut lease = api.lease().unwrap();
     lease["spec"]["holderIdentity"] = "another".into();
     api.put_lease(lease);

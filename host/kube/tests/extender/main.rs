@@ -22,8 +22,8 @@ use self::api::Api;
 /// The bound of events that have to happen, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long an extender may be silent.
-const LEASE: Duration = Duration::from_secs(4);
+/// How long an extender may be silent: longer than any is on a busy machine.
+const LEASE: Duration = Duration::from_secs(60);
 
 /// An extender in this process. It ends with this value.
 struct Extender {
@@ -34,15 +34,22 @@ struct Extender {
 impl Extender {
     /// One that has read all of the API's lists.
     async fn ready(api: &Api, assumed_for: Duration) -> Self {
-        let this = Self::start(api, assumed_for).await;
-        until("the extender is ready", async || get(this.address, "/healthz").await.0 == 200).await;
-        this
+        Self::start(api, assumed_for).await.is_ready().await
+    }
+
+    async fn is_ready(self) -> Self {
+        until("the extender is ready", async || get(self.address, "/healthz").await.0 == 200).await;
+        self
     }
 
     async fn start(api: &Api, assumed_for: Duration) -> Self {
+        Self::start_with(api, assumed_for, LEASE).await
+    }
+
+    async fn start_with(api: &Api, assumed_for: Duration, lease: Duration) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let served = rocinante_kube::extender(api.client(), listener, assumed_for, LEASE);
+        let served = rocinante_kube::extender(api.client(), listener, assumed_for, lease);
         Self { address, task: tokio::spawn(served) }
     }
 }

@@ -176,6 +176,10 @@ impl Api {
         self.inner.lock().get(LEASES, LEASE).cloned()
     }
 
+    pub(crate) fn delete_lease(&self) {
+        self.write(&mut self.inner.lock(), LEASES, LEASE, None);
+    }
+
     /// As another process.
     pub(crate) fn put_lease(&self, lease: Value) {
         self.put(LEASES, LEASE, lease);
@@ -287,6 +291,10 @@ impl Inner {
 }
 
 impl Api {
+    pub(crate) fn clear_resource_faults(&self) {
+        self.inner.lock().resource_faults.clear();
+    }
+
     pub(crate) fn has_resource_faults(&self) -> bool {
         self.inner.lock().has_resource_faults()
     }
