@@ -12,7 +12,7 @@ use rustix::net::{
 };
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
@@ -22,8 +22,6 @@ use crate::look::{Look, SOON};
 use crate::said::Said;
 use crate::sysfs::MEGA;
 
-/// It is answered at once, and whenever uplinks or pods have changed.
-const WATCH: &str = r#"{"version":1,"command":"watch"}"#;
 /// The longest message.
 const BYTES_MAX: usize = 16 << 10;
 /// The longest that an agent may take for a line. One that takes longer serves no container either.
@@ -87,15 +85,17 @@ pub(crate) async fn commanded(socket: &Path, command: &Value) -> Result<Vec<Clai
 }
 
 /// Watches the agent for ever: whether it answers, and its uplinks, which stay as they were while
-/// it does not. It asks anew every `period`: an agent that hangs has no news.
+/// it does not. It asks anew every `period`: an agent that hangs has no news. It calls `another` if
+/// the agent hung up and the next attempt is answered: that agent may have forgotten all.
 pub(crate) async fn follow(
     socket: PathBuf,
     period: Duration,
     healthy: &watch::Sender<bool>,
     look: &Look,
     has: impl Fn(&Status),
+    another: impl Fn(),
 ) {
-    let mut said = Said::default();
+    let (mut said, mut hung_up) = (Said::default(), false);
     let tell = |is_there| {
         healthy.send_if_modified(|it| std::mem::replace(it, is_there) != is_there);
         look.now();
@@ -105,15 +105,24 @@ pub(crate) async fn follow(
         match watched(&socket).await {
             Ok((connection, status)) => {
                 said.info(format!("the agent at {} answers", socket.display()));
+                if hung_up {
+                    another();
+                }
                 has(&status);
                 tell(true);
-                let next = || timeout_at(until, received(&connection));
-                while let Ok(Ok(Reply::Agent(status))) = next().await {
-                    has(&status);
-                    look.now();
-                }
+                hung_up = loop {
+                    match timeout_at(until, news(connection.as_ref())).await {
+                        Ok(Ok(Reply::Agent(status))) => {
+                            has(&status);
+                            look.now();
+                        }
+                        Err(_) => break false,
+                        Ok(_) => break true,
+                    }
+                };
             }
             Err(error) => {
+                hung_up = false;
                 said.warn(format!("no agent at {}: {error}", socket.display()));
                 tell(false);
             }
@@ -123,11 +132,23 @@ pub(crate) async fn follow(
     }
 }
 
-async fn watched(socket: &Path) -> io::Result<(AsyncFd<OwnedFd>, Status)> {
-    let connection = sent(socket, WATCH)?;
-    match answered(&connection).await? {
-        Reply::Agent(status) => Ok((connection, status)),
-        Reply::Refused { reason } => Err(io::Error::other(reason)),
+/// The agent's word of now, and the connection that has its news. An older agent has no `watch`.
+async fn watched(socket: &Path) -> io::Result<(Option<AsyncFd<OwnedFd>>, Status)> {
+    let mut refused = String::new();
+    for (command, has_news) in [("watch", true), ("status", false)] {
+        let connection = sent(socket, &json!({"version": 1, "command": command}).to_string())?;
+        match answered(&connection).await? {
+            Reply::Agent(status) => return Ok((has_news.then_some(connection), status)),
+            Reply::Refused { reason } => refused = reason,
+        }
+    }
+    Err(io::Error::other(refused))
+}
+
+async fn news(connection: Option<&AsyncFd<OwnedFd>>) -> io::Result<Reply> {
+    match connection {
+        Some(connection) => received(connection).await,
+        None => std::future::pending().await,
     }
 }
 

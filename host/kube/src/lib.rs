@@ -35,7 +35,7 @@ use kube::{Client, Config};
 use parking_lot::Mutex;
 use rocinante_placement::{Uplink, to_json};
 use tokio::net::TcpListener;
-use tokio::sync::watch::channel;
+use tokio::sync::watch::{Sender, channel};
 
 use self::dra::Dra;
 use self::dra::state::Store;
@@ -156,7 +156,7 @@ pub async fn driver(client: Client, places: Places, devices: u32, period: Durati
     let (to, wanted) = channel(Wanted::default());
     let (found, uplinks) = channel(None::<agent::Status>);
     let (seen, of_node) = channel(OfNode::default());
-    let (shares, has_shares) = channel(dra.is_some());
+    let shares = Sender::new(dra.is_some());
     let (look, soon) = (Look::new(period), period.min(SOON));
     let plugin = Plugin::new(cdi.clone(), devices, health.clone(), look.clone());
     let mut folders = vec![kubelet.join(kubelet::FOLDER)];
@@ -164,17 +164,23 @@ pub async fn driver(client: Client, places: Places, devices: u32, period: Durati
         folders.extend([dra::socket::REGISTRY, dra::socket::PLUGINS].map(|it| kubelet.join(it)));
     }
     let store = Store::new(kubelet.join(dra::socket::PLUGINS), cdi);
-    let driver = Dra::new(cluster.clone(), &node, agent.clone(), store);
-    let has = |status: &agent::Status| {
+    let driver = Dra::new(cluster.clone(), &node, agent.clone(), store, look.clone());
+    let wants = |status: &agent::Status| {
         // One authority for an uplink.
-        let mbps = if *has_shares.borrow() { 0 } else { agent::reservable(status) };
+        let mbps = if *shares.borrow() { 0 } else { agent::reservable(status) };
         to.send_if_modified(|wanted| wanted.has_mbps(mbps));
+    };
+    let has = |status: &agent::Status| {
+        wants(status);
         found.send_if_modified(|it| it.replace(status.clone()).as_ref() != Some(status));
     };
     let dra = async {
         let Some(uid) = dra else { return std::future::pending().await };
         let (is_keeper, keeps) = channel(false);
-        let has_shares = |has| _ = shares.send_replace(has);
+        let has_shares = |has| {
+            shares.send_replace(has);
+            found.borrow().iter().for_each(wants);
+        };
         let (word, serves) = channel(None);
         let devices = driver.devices(uplinks.clone(), health.clone(), serves);
         tokio::join!(
@@ -185,7 +191,7 @@ pub async fn driver(client: Client, places: Places, devices: u32, period: Durati
         );
     };
     tokio::select! {
-        () = agent::follow(agent, period, &healthy, &look, has) => {}
+        () = agent::follow(agent, period, &healthy, &look, has, || driver.unsettle()) => {}
         () = kubelet::follow(&kubelet, &plugin, look.looks(), soon) => {}
         () = publish::keep(&cluster, &node, wanted, |it| _ = seen.send_replace(it)) => {}
         () = dra => {}

@@ -9,7 +9,7 @@ use kube::core::Object;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-pub(crate) use self::status::{Network, State, Word};
+pub(crate) use self::status::{Network, Word};
 use super::DRIVER;
 use super::quantity::{share, short};
 use crate::objects::Unused;

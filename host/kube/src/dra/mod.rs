@@ -30,6 +30,7 @@ use self::health::Devices;
 use self::quantity::short;
 use self::state::{Locked, Store};
 use crate::agent::{self, commanded};
+use crate::look::Look;
 use crate::objects::Cluster;
 
 /// The kubelet's API. Tests have the other halves of it.
@@ -48,14 +49,26 @@ pub(crate) struct Dra {
     node: Arc<str>,
     agent: Arc<PathBuf>,
     store: Arc<Store>,
-    /// A call left something to be mended.
+    /// Something is to be mended.
     unsettled: Arc<Notify>,
+    look: Look,
 }
 
 impl Dra {
-    pub(crate) fn new(cluster: Cluster, node: &str, agent: PathBuf, store: Store) -> Self {
+    pub(crate) fn new(
+        cluster: Cluster,
+        node: &str,
+        agent: PathBuf,
+        store: Store,
+        look: Look,
+    ) -> Self {
         let (agent, store) = (Arc::new(agent), Arc::new(store));
-        Self { cluster, node: node.into(), agent, store, unsettled: Arc::default() }
+        Self { cluster, node: node.into(), agent, store, unsettled: Arc::default(), look }
+    }
+
+    /// A call left something, or the agent may have forgotten all.
+    pub(crate) fn unsettle(&self) {
+        self.unsettled.notify_one();
     }
 
     /// Its devices, by the agent's last word, by whether it answers, and by whether it serves.
@@ -99,7 +112,7 @@ impl Dra {
     async fn locked(&self) -> Result<Locked<'_>, String> {
         let locked = self.store.locked().await.map_err(|error| format!("the state: {error}"))?;
         if locked.is_lost {
-            self.unsettled.notify_one();
+            self.unsettle();
         }
         Ok(locked)
     }
@@ -127,7 +140,7 @@ impl Dra {
         let unclaim = json!({"version": 1, "command": "unclaim", "name": uid});
         if let Err(why) = commanded(&self.agent, &unclaim).await {
             tracing::warn!(uid, "the agent keeps the claim: {why}");
-            self.unsettled.notify_one();
+            self.unsettle();
         }
         state.remove(uid).map_err(|error| format!("the state: {error}"))
     }
@@ -167,7 +180,10 @@ impl DraPlugin for Dra {
             };
             (claim.uid, prepared)
         });
-        Ok(Response::new(PrepareResponse { claims: join_all(each).await.into_iter().collect() }))
+        let claims = join_all(each).await.into_iter().collect();
+        // Their status, and the slice.
+        self.look.now();
+        Ok(Response::new(PrepareResponse { claims }))
     }
 
     async fn node_unprepare_resources(

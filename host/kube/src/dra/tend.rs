@@ -12,7 +12,7 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
 use serde_json::{Value, json};
 use tokio::sync::watch::Receiver;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use super::Dra;
 use super::claim::{self, Network, Record, claim_of, is_id};
@@ -183,7 +183,11 @@ struct Attempts {
 
 impl Attempts {
     fn is_due(&self) -> bool {
-        self.again.is_none_or(|(next, _)| Instant::now() >= next)
+        self.again().is_none_or(|next| Instant::now() >= next)
+    }
+
+    fn again(&self) -> Option<Instant> {
+        self.again.map(|(next, _)| next)
     }
 
     fn done(&mut self, done: Result<(), String>) {
@@ -201,15 +205,18 @@ struct Followed {
     reported: BTreeMap<String, claim::Word>,
     reports: BTreeMap<String, Attempts>,
     joins: BTreeMap<String, Attempts>,
-    /// Running pods without an interface that the agent knows: since when, and the message.
+    /// The pods that had an interface: others have none to lose.
+    named: BTreeSet<String>,
+    /// Running pods whose interface the agent knows no more: since when, and the message.
     lost: BTreeMap<String, (Instant, String)>,
+    /// When there is something to do without an event.
+    next: Option<Instant>,
 }
 
 impl Followed {
-    /// Whether there is nothing to do before the next event.
-    fn is_settled(&self) -> bool {
-        self.reports.values().chain(self.joins.values()).all(|it| it.again.is_none())
-            && self.lost.values().all(|(since, _)| since.elapsed() >= GRACE)
+    /// There is something to do then.
+    fn waits_until(&mut self, at: Option<Instant>) {
+        self.next = self.next.into_iter().chain(at).min();
     }
 }
 
@@ -227,11 +234,12 @@ pub(crate) async fn tend(
     let (mut pods, mut listed) = (None::<Pods>, Pods::new());
     let (mut mends, mut follows) = (Attempts::default(), Attempts::default());
     let mut followed = Followed::default();
-    let (mut is_due, mut is_settled) = (true, false);
-    let mut was_healthy = false;
+    let (mut is_due, mut was_healthy) = (true, false);
+    // When there is something to do without an event.
+    let mut next = None;
     loop {
         let is_keeper = *keeps.borrow_and_update();
-        let mut is_new = !is_settled;
+        let mut is_new = false;
         tokio::select! {
             biased;
             Some(event) = events.next(), if is_keeper => match event {
@@ -259,7 +267,8 @@ pub(crate) async fn tend(
             Ok(()) = devices.uplinks.changed() => is_new = true,
             Ok(()) = keeps.changed() => is_new = true,
             () = dra.unsettled.notified() => is_due = true,
-            () = looks.again(is_settled) => is_new = true,
+            () = looks.again(true) => is_new = true,
+            () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => is_new = true,
         }
         // An agent that was away may have forgotten all.
         let is_healthy = *devices.is_there.borrow_and_update();
@@ -275,7 +284,8 @@ pub(crate) async fn tend(
             let pods = pods.as_ref().filter(|_| is_healthy);
             follows.done(follow(dra, &devices, pods, &mut followed).await);
         }
-        is_settled = !is_due && follows.again.is_none() && followed.is_settled();
+        let of_mends = mends.again().filter(|_| is_due && is_healthy);
+        next = of_mends.into_iter().chain(follows.again().or(followed.next)).min();
     }
 }
 
@@ -288,24 +298,27 @@ async fn follow(
     followed: &mut Followed,
 ) -> Result<(), String> {
     let records = dra.store.read().map_err(|error| error.to_string())?;
-    let Followed { reported, reports, joins, lost } = followed;
-    reported.retain(|uid, _| records.contains_key(uid));
-    reports.retain(|uid, _| records.contains_key(uid));
-    joins.retain(|uid, _| records.contains_key(uid));
-    lost.retain(|uid, _| records.contains_key(uid));
+    followed.next = None;
+    followed.reported.retain(|uid, _| records.contains_key(uid));
+    followed.reports.retain(|uid, _| records.contains_key(uid));
+    followed.joins.retain(|uid, _| records.contains_key(uid));
+    followed.named.retain(|pod| records.values().any(|it| it.pods.contains(pod)));
+    followed.lost.retain(|uid, _| records.contains_key(uid));
     for record in records.values() {
         let is_its =
             |it: &OfNode| it.namespace == record.namespace && it.claims.contains(&record.name);
         let mut of_it = pods.into_iter().flatten().filter(|(_, it)| is_its(it)).map(|(uid, _)| uid);
         if !of_it.any(|uid| is_id(uid) && !record.pods.contains(uid)) {
-            joins.remove(&record.uid);
+            followed.joins.remove(&record.uid);
             continue;
         }
-        let attempts = joins.entry(record.uid.clone()).or_default();
+        let attempts = followed.joins.entry(record.uid.clone()).or_default();
         if attempts.is_due() {
             let done = dra.join(record).await;
             attempts.done(done.map_err(|why| format!("a pod of the claim {}: {why}", record.name)));
         }
+        let again = attempts.again();
+        followed.waits_until(again);
     }
     let mut words = BTreeMap::<String, (Option<Network>, BTreeSet<String>)>::new();
     if pods.is_some() && !records.is_empty() {
@@ -313,66 +326,108 @@ async fn follow(
         for Claimed { uid, pod, mac, addresses } in commanded(&dra.agent, &list).await? {
             let (network, has) = words.entry(uid).or_default();
             *network = network.take().or(mac.map(|mac| Network::new(mac, addresses)));
-            has.extend(pod);
+            has.extend(pod.clone());
+            followed.named.extend(pod);
         }
     }
+    // Nothing is asked of the API while an agent is only late.
+    let is_away = *devices.serves.borrow() == Some(false);
     for (uid, record) in &records {
-        let (word, before) = (words.remove(uid), reported.get(uid).cloned());
-        let attempts = reports.entry(uid.clone()).or_default();
-        // Without an agent nothing is known of a claim of an earlier driver.
-        if word.is_none() && before.is_none() || !attempts.is_due() {
+        let word = words.remove(uid);
+        if word.is_none() && !followed.reported.contains_key(uid) && !is_away {
             continue;
         }
-        let before = match before {
-            None => match dra.cluster.claim(&record.namespace, &record.name).await {
-                Ok(claim) => record.written(&claim),
-                Err(Failed::Gone) => None,
-                Err(failed) => {
-                    attempts.done(Err(format!("the status of {}: {failed}", record.name)));
-                    break;
-                }
-            },
-            before => before,
-        };
-        let known = before.as_ref().and_then(|it| it.network.clone());
-        let (now, has) = word.map_or((None, None), |(now, has)| (now, Some(has)));
-        let network = now.or(known);
-        // Without an answer of the agent `lost` stays.
-        if let (Some(pods), Some(has)) = (pods, has) {
-            let runs = |it: &&String| pods.get(*it).is_some_and(|it| it.runs) && !has.contains(*it);
-            match record.pods.iter().find(runs).filter(|_| network.is_some()) {
-                Some(pod) => {
-                    let (since, _) = lost.remove(uid).unwrap_or((Instant::now(), String::new()));
-                    let name = &pods[pod].name;
-                    let why = format!("the agent knows no interface of the pod {name} any more");
-                    lost.insert(uid.clone(), (since, why));
-                }
-                None => _ = lost.remove(uid),
-            }
-        }
-        let states_before = before.as_ref().map(|it| &*it.states);
-        let is_faulty = states_before.is_some_and(|it| it.iter().any(claim::State::is_faulty));
-        let lost = lost.get(uid).filter(|(since, _)| is_faulty || since.elapsed() >= GRACE);
-        let fault = |it: &str| devices.fault(it).or(lost.map(|(_, why)| why.clone()));
-        let word = claim::Word { states: record.states(fault, states_before), network };
-        if before.as_ref() == Some(&word) {
-            reported.insert(uid.clone(), word);
+        let attempts = followed.reports.entry(uid.clone()).or_default();
+        if !attempts.is_due() {
+            let again = attempts.again();
+            followed.waits_until(again);
             continue;
         }
-        match dra.cluster.report(record, &record.status(&word)).await {
-            Ok(()) | Err(Failed::Gone) => _ = reported.insert(uid.clone(), word),
-            // A right or a feature is missing: pods run without it.
-            Err(Failed::Refused(why)) => {
-                tracing::warn!(claim = record.name, "its status is not written: {why}");
-                reported.insert(uid.clone(), word);
+        let done = followed.report(dra, devices, pods, record, word).await;
+        let attempts = followed.reports.entry(uid.clone()).or_default();
+        match done {
+            Ok(word) => {
+                attempts.done(Ok(()));
+                followed.reported.insert(uid.clone(), word);
             }
             // The others wait with it: each may take its time, and pods are to be joined meanwhile.
             Err(failed) => {
                 attempts.done(Err(format!("the status of {}: {failed}", record.name)));
+                followed.waits_until(Some(Instant::now() + AGAIN));
                 break;
             }
         }
-        attempts.done(Ok(()));
     }
     Ok(())
+}
+
+impl Followed {
+    /// Writes a claim's status, if it is new. Returns that which is written.
+    async fn report(
+        &mut self,
+        dra: &Dra,
+        devices: &Devices,
+        pods: Option<&Pods>,
+        record: &Record,
+        word: Option<(Option<Network>, BTreeSet<String>)>,
+    ) -> Result<claim::Word, Failed> {
+        let before = match self.reported.get(&record.uid) {
+            Some(before) => before.clone(),
+            None => match dra.cluster.claim(&record.namespace, &record.name).await {
+                Ok(claim) => record.written(&claim).unwrap_or_default(),
+                Err(Failed::Gone) => claim::Word::default(),
+                Err(failed) => return Err(failed),
+            },
+        };
+        // An agent that is away has not said that it has the claim.
+        if word.is_none() && before.states.is_empty() {
+            return Ok(before);
+        }
+        let now = self.word(devices, pods, record, word, &before);
+        if now != before {
+            match dra.cluster.report(record, &record.status(&now)).await {
+                Ok(()) | Err(Failed::Gone) => {}
+                // A right or a feature is missing: pods run without it.
+                Err(Failed::Refused(why)) => {
+                    tracing::warn!(claim = record.name, "its status is not written: {why}");
+                }
+                Err(failed) => return Err(failed),
+            }
+        }
+        Ok(now)
+    }
+
+    /// The status of a claim, by the agent's word, if there is one, and the status before.
+    fn word(
+        &mut self,
+        devices: &Devices,
+        pods: Option<&Pods>,
+        record: &Record,
+        word: Option<(Option<Network>, BTreeSet<String>)>,
+        before: &claim::Word,
+    ) -> claim::Word {
+        let (now, has) = word.map_or((None, None), |(now, has)| (now, Some(has)));
+        let said = |why: &str| before.states.iter().any(|it| it.fault() == Some(why));
+        // Without an answer of the agent `lost` stays.
+        if let (Some(pods), Some(has)) = (pods, has) {
+            let lost = record.pods.difference(&has).find_map(|uid| {
+                let OfNode { name, .. } = pods.get(uid).filter(|it| it.runs)?;
+                let why = format!("the agent knows no interface of the pod {name} any more");
+                // An earlier driver may have known it.
+                (self.named.contains(uid) || said(&why)).then_some(why)
+            });
+            let before = self.lost.remove(&record.uid);
+            let since = before.map_or_else(Instant::now, |(since, _)| since);
+            self.lost.extend(lost.map(|why| (record.uid.clone(), (since, why))));
+        }
+        let lost = self.lost.get(&record.uid).cloned().filter(|(since, why)| {
+            let is_over = said(why) || since.elapsed() >= GRACE;
+            self.waits_until((!is_over).then(|| *since + GRACE));
+            is_over
+        });
+        let lost = lost.map(|(_, why)| why);
+        let fault = |it: &str| devices.fault(it).or(lost.clone());
+        let network = now.or_else(|| before.network.clone());
+        claim::Word { states: record.states(fault, &before.states), network }
+    }
 }

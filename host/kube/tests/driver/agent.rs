@@ -32,7 +32,7 @@ struct State {
     refused: AtomicUsize,
     /// The container of each pod, by its UID.
     pods: Mutex<BTreeMap<String, Value>>,
-    /// As one of before claims.
+    /// As one of before claims and `watch`.
     is_old: AtomicBool,
     /// Drivers that began to watch.
     asked: AtomicUsize,
@@ -190,8 +190,15 @@ fn answer(client: &OwnedFd, state: &State) -> bool {
     let length = recv(client, &mut bytes[..], RecvFlags::empty()).map_or(0, |(length, _)| length);
     let Ok(request) = serde_json::from_slice::<Value>(&bytes[..length]) else { return false };
     assert_eq!(request["version"], 1);
-    let watches = request["command"] == "watch";
-    let lines = if !watches {
+    let is_old = state.is_old.load(Ordering::Relaxed);
+    let watches = request["command"] == "watch" && !is_old;
+    let lines = if request["command"] == "status" {
+        let container = json!({"container": {"name": "veth0"}}).to_string();
+        vec![status(state), container, json!({"done": {}}).to_string()]
+    } else if is_old {
+        let reason = format!("unknown variant `{}`", request["command"].as_str().unwrap());
+        vec![json!({"refused": {"reason": reason}}).to_string()]
+    } else if !watches {
         about_claims(&request, state)
     } else if state.raves.load(Ordering::Relaxed) {
         vec![json!("raving").to_string()[1..].to_owned()]
@@ -207,11 +214,7 @@ fn about_claims(request: &Value, state: &State) -> Vec<String> {
     let done = json!({"done": {"later": 1}}).to_string();
     let refused = |reason: &str| vec![json!({"refused": {"reason": reason}}).to_string()];
     let mut claims = state.claims.lock();
-    let command = request["command"].as_str().unwrap();
-    if state.is_old.load(Ordering::Relaxed) {
-        return refused(&format!("unknown variant `{command}`"));
-    }
-    match command {
+    match request["command"].as_str().unwrap() {
         "claim" => {
             if let Some(why) = &*state.refuses.lock() {
                 state.refused.fetch_add(1, Ordering::Relaxed);

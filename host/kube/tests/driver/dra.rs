@@ -12,7 +12,7 @@ use crate::agent::{Agent, socket};
 use crate::api::Api;
 use crate::folder::names;
 use crate::plugins::Manager;
-use crate::{DEVICES, Node, PERIOD, until};
+use crate::{DEVICES, NEVER, Node, PERIOD, until};
 
 pub(crate) const UID: &str = "0f1e2d3c-4b5a";
 const SLICE: &str = "n1-rocinante.dev";
@@ -37,8 +37,12 @@ impl Shared {
 
     /// With an agent of one uplink of 10 Gbit/s, a driver and a kubelet that knows it.
     pub(crate) async fn running() -> (Self, Agent, JoinSet<()>) {
+        Self::running_with(PERIOD).await
+    }
+
+    pub(crate) async fn running_with(period: Duration) -> (Self, Agent, JoinSet<()>) {
         let this = Self::new().await;
-        let (agent, driver) = (this.node.agent(&[10]), this.driver("a"));
+        let (agent, driver) = (this.node.agent(&[10]), this.driver_with("a", period));
         this.manager.start();
         this.registered(1).await;
         until("the slice", async || this.generation() == Some(1)).await;
@@ -51,6 +55,11 @@ impl Shared {
 
     /// A driver in this process, of a pod with this UID. It ends with the value.
     pub(crate) fn driver(&self, uid: &str) -> JoinSet<()> {
+        self.driver_with(uid, PERIOD)
+    }
+
+    /// One that looks this often without an event.
+    pub(crate) fn driver_with(&self, uid: &str, period: Duration) -> JoinSet<()> {
         let places = Places {
             node: "n1".into(),
             agent: socket(&self.node.folder),
@@ -59,7 +68,7 @@ impl Shared {
             dra: Some(uid.into()),
         };
         let mut task = JoinSet::new();
-        task.spawn(rocinante_kube::driver(self.api().client(), places, DEVICES, PERIOD));
+        task.spawn(rocinante_kube::driver(self.api().client(), places, DEVICES, period));
         task
     }
 
@@ -184,7 +193,7 @@ async fn uplinks_are_devices_that_are_shared() {
 async fn fields_that_the_server_drops_are_missed() {
     let it = Shared::new().await;
     it.api().drops(&["allowMultipleAllocations"]);
-    let (_agent, _driver) = (it.node.agent(&[10]), it.driver("a"));
+    let (_agent, _driver) = (it.node.agent(&[10]), it.driver_with("a", NEVER));
     it.manager.start();
     // Whole uplinks would be given away: there are no devices, and the node has Mb/s.
     until("the Mb/s", async || it.node.mbps().as_deref() == Some("10k")).await;

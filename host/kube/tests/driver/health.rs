@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::dra::{Shared, UID, share, with};
 use crate::plugins::health::{Health, WatchResponse};
-use crate::until;
+use crate::{NEVER, until};
 
 fn words(response: WatchResponse) -> BTreeMap<String, (Health, String)> {
     let each = response.devices.into_iter().map(|it| {
@@ -155,6 +155,67 @@ async fn a_driver_that_takes_over_keeps_the_time_of_a_condition() {
     let message = |it: &Value| it["message"].as_str().unwrap().contains("no such interface");
     until("it is written", async || message(&device()["conditions"][0])).await;
     assert_eq!(device()["conditions"][0]["lastTransitionTime"], before["lastTransitionTime"]);
+}
+
+/// An agent that cannot write its state ends, and another is there in its place before the driver
+/// misses it.
+#[tokio::test]
+async fn an_agent_that_restarts_at_once_gets_its_claims_again() {
+    let (it, agent, _driver) = Shared::running_with(NEVER).await;
+    it.api().has_claim("c", UID, &["p"]);
+    it.manager.prepare("p", (UID, "c")).await.unwrap();
+    let device = || it.api().claim("c").unwrap()["status"]["devices"][0].clone();
+    // Its pod has no network yet.
+    until("its status", async || device()["conditions"][0]["status"] == "True").await;
+    let mut last = agent;
+    for _ in 0..3 {
+        let claims = last.claims();
+        drop(last);
+        last = it.node.agent(&[10]);
+        until("it is claimed", async || last.claims() == claims).await;
+    }
+}
+
+/// The agent ends before the driver, and another driver begins.
+#[tokio::test]
+async fn a_driver_that_finds_no_agent_ends_ready() {
+    let (it, agent, driver) = Shared::running().await;
+    it.api().has_claim("c", UID, &["p"]);
+    it.manager.prepare("p", (UID, "c")).await.unwrap();
+    agent.has_pod("p", "02:00:00:00:00:01", "fd00::7");
+    let device = || it.api().claim("c").unwrap()["status"]["devices"][0].clone();
+    until("its network", async || device()["networkData"].is_object()).await;
+    let network = device()["networkData"].clone();
+    drop((driver, agent));
+    assert_eq!(device()["conditions"][0]["status"], "True");
+    let of_claim = |it: &&String| it.contains("resourceclaims");
+    let asked = || it.api().requests().iter().filter(of_claim).count();
+    let before = asked();
+    let _driver = it.driver("b");
+    until("it is not ready", async || device()["conditions"][0]["status"] == "False").await;
+    assert_eq!(device()["networkData"], network);
+    // It reads the claim and writes it.
+    tokio::time::sleep(crate::PERIOD * 10).await;
+    assert_eq!(asked(), before + 2);
+}
+
+/// A pod in the host's network, beside one that the agent names.
+#[tokio::test]
+async fn a_running_pod_without_an_interface_of_its_own_loses_none() {
+    let (it, agent, _driver) = Shared::running_with(NEVER).await;
+    it.api().has_claim("c", UID, &["p", "q"]);
+    for pod in ["p", "q"] {
+        it.manager.prepare(pod, (UID, "c")).await.unwrap();
+        it.api().put_pod(pod, "c");
+        it.api().set_phase(pod, "Running");
+    }
+    agent.has_pod("q", "02:00:00:00:00:01", "fd00::7");
+    let device = || it.api().claim("c").unwrap()["status"]["devices"][0].clone();
+    until("its network", async || device()["networkData"].is_object()).await;
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!(device()["conditions"][0]["status"], "True");
+    agent.lacks_pod("q");
+    until("it ends", async || device()["conditions"][0]["status"] == "False").await;
 }
 
 /// Two pods on one claim: one that is deleted, and one whose interface goes while it runs.

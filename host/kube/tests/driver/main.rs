@@ -28,6 +28,8 @@ use self::kubelet::Kubelet;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How often drivers in this process look.
 const PERIOD: Duration = Duration::from_millis(10);
+/// A period of drivers that have events alone.
+const NEVER: Duration = Duration::from_secs(3600);
 /// Devices of a driver.
 const DEVICES: u32 = 8;
 

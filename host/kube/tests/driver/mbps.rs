@@ -44,6 +44,22 @@ async fn the_nodes_mbps_are_those_of_the_agents_uplinks() {
     assert_eq!(node.patches(), 4);
 }
 
+/// It is asked at each period.
+#[tokio::test]
+async fn an_agent_without_watch_is_asked_for_its_status() {
+    let node = Node::new().await;
+    let agent = node.agent(&[10]);
+    agent.is_old();
+    let _driver = node.driver();
+    node.has_mbps(Some("10k")).await;
+    agent.has_uplinks(&[25]);
+    node.has_mbps(Some("25k")).await;
+    drop(agent);
+    let agent = node.agent(&[40]);
+    node.has_mbps(Some("40k")).await;
+    assert!(agent.asked() > 0, "it has watch");
+}
+
 #[tokio::test]
 async fn the_mbps_come_back_when_another_process_drops_them() {
     let node = Node::new().await;

@@ -9,8 +9,8 @@ use serde_json::{Map, Value, json};
 use super::{ADDRESSES_MAX, Backend, Claim, Record, Share};
 use crate::dra::DRIVER;
 
-/// A claim's status, as it is written.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A claim's status, as it is written. Without states there is none.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Word {
     pub(crate) network: Option<Network>,
     /// Of each share.
@@ -51,8 +51,8 @@ impl Network {
 }
 
 impl State {
-    pub(crate) fn is_faulty(&self) -> bool {
-        self.fault.is_some()
+    pub(crate) fn fault(&self) -> Option<&str> {
+        self.fault.as_deref()
     }
 
     fn read(entry: &Value) -> Option<Self> {
@@ -116,12 +116,11 @@ impl Record {
     pub(crate) fn states(
         &self,
         fault: impl Fn(&str) -> Option<String>,
-        before: Option<&[State]>,
+        before: &[State],
     ) -> Vec<State> {
         let state = |(at, share): (usize, &Share)| {
             let fault = fault(&share.device);
-            let before = before.and_then(|it| it.get(at));
-            let same = before.filter(|it| it.fault.is_some() == fault.is_some());
+            let same = before.get(at).filter(|it| it.fault.is_some() == fault.is_some());
             State { fault, since: same.map_or_else(Timestamp::now, |it| it.since) }
         };
         self.shares.iter().enumerate().map(state).collect()
