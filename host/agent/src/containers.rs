@@ -306,6 +306,8 @@ impl Containers {
             true => inner.remove(end.index),
             false => inner.containers.remove(&end.index),
         };
+        let left = old.as_ref().map(|old| old.namespace);
+        let is_sibling = |it: &Container| it.namespace == namespace || Some(it.namespace) == left;
         let interface = found.interface.clone();
         let container = found.container(old);
         inner.journal.names(Share::Container(namespace), &container.label());
@@ -317,9 +319,10 @@ impl Containers {
         // table.
         if !inner.follow(end.index) {
             inner.remove(end.index);
+            inner.follow_closed(is_sibling);
             return Err(Refused::new(Code::Interface, "your interface has gone", ""));
         }
-        inner.follow_closed(|it| it.namespace == namespace && it.peer != peer);
+        inner.follow_closed(|it| is_sibling(it) && it.peer != peer);
         self.write(&inner);
         steps::reached("filter recorded");
         drop(inner);

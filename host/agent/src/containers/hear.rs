@@ -108,10 +108,14 @@ impl Containers {
                     }
                     let container = FoundEnd { introduced: None, called, ..found }.container(None);
                     tell_attached(&inner.journal, &container, &interface);
-                    inner.containers.insert(end.index, container);
+                    let old = inner.containers.insert(end.index, container);
                     // It may have gone.
                     if !inner.follow(end.index) {
                         inner.remove(end.index);
+                    }
+                    // It may have come from a pod whose claim opened others.
+                    if let Some(old) = old.filter(|old| old.pod().is_some()) {
+                        inner.follow_closed(|it| it.namespace == old.namespace);
                     }
                     self.write(inner);
                 }

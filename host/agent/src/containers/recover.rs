@@ -70,14 +70,18 @@ impl Containers {
             ends.push((link.index, known));
         }
         // All are known: one may be open by another's claim.
+        let mut are_gone = false;
         for (end, known) in ends {
             if !inner.follow(end) {
-                inner.remove(end);
+                are_gone |= inner.remove(end).is_some();
                 continue;
             }
             for port in known.into_iter().flat_map(|known| &known.ports) {
                 held.extend(inner.take_up(end, port, own));
             }
+        }
+        if are_gone {
+            inner.follow_closed(|_| true);
         }
         if !inner.containers.is_empty() {
             let containers = inner.containers.len();

@@ -306,6 +306,36 @@ fn an_interface_that_goes_closes_those_that_its_claim_opened() {
     assert_eq!(pods(&host), ["p"]);
 }
 
+/// The introduced interface of a pod is moved to another container, which the agent knows or which
+/// is introduced afterwards; the other interface of the pod stays.
+#[test]
+fn an_interface_that_is_taken_over_closes_those_that_its_claim_opened() {
+    let mut host = host_or_skip!("claims::an_interface_that_is_taken", 4);
+    let (_far, _) = far(&host);
+    host.configure(&[UPLINK, "default_policy = \"claimed\""].concat());
+    host.start();
+    assert_eq!(claim(&host, "c", &["p", "q"], [100, 0]), done());
+    for (from, to, pod, is_known) in [(0, 1, "p", true), (2, 3, "q", false)] {
+        let [of, more] = ["veth", "more"].map(|it| format!("{it}{from}"));
+        let path = host.container(from).netns().path();
+        let veth = ["link", "add", &more, "type", "veth", "peer", "name", "eth1", "netns", &path];
+        host.lab.host().ip(&veth).expect("a veth");
+        introduce(&host, from, pod);
+        let each = || [&of, &more].map(|end| is_closed(&host, end));
+        assert_eq!(each(), [Some(false); 2]);
+        if is_known {
+            introduce(&host, to, "r");
+        }
+        let path = host.container(to).netns().path();
+        let moved = ["link", "set", "eth0", "netns", &path, "name", "eth9"];
+        host.container(from).netns().ip(&moved).expect("moved");
+        if !is_known {
+            introduce(&host, to, "r");
+        }
+        eventually("both are closed", || each() == [Some(true); 2]);
+    }
+}
+
 /// The lines of a driver that watches.
 struct Watching(OwnedFd);
 
