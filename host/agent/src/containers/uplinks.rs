@@ -53,7 +53,7 @@ impl Containers {
             uplinks_of.map(|uplink| inner.portions(&config, &uplink.interface)).collect();
         let pods =
             inner.containers.iter().filter_map(|(end, it)| Some((*end, it.pod()?.to_owned())));
-        let pods = pods.collect();
+        let pods: Vec<(u32, String)> = pods.collect();
         let links = inner.namespaces.links(None);
         // Nothing of containers waits for the questions to the kernel.
         drop(inner);
@@ -61,6 +61,10 @@ impl Containers {
             Ok(links) => links,
             Err(error) => {
                 tracing::warn!("uplinks stay as they are: the links cannot be read: {error}");
+                if uplinks.reported.pods != pods {
+                    uplinks.reported.pods = pods;
+                    self.news.send_replace(());
+                }
                 return;
             }
         };
