@@ -20,7 +20,7 @@ async fn start(api: &Api) -> Extender {
 #[tokio::test]
 async fn another_extender_takes_the_place_of_one_that_ended() {
     let api = cluster().await;
-    let first = start(&api).await.is_ready().await;
+    let first = start(&api).await.readied().await;
     let holder = || api.lease().unwrap()["spec"]["holderIdentity"].clone();
     let (before, second) = (holder(), start(&api).await);
     let (one, two) = (pod(&api, "one", &[7]), pod(&api, "two", &[3]));
@@ -46,7 +46,7 @@ async fn another_extender_takes_the_place_of_one_that_ended() {
 #[tokio::test]
 async fn an_extender_that_cannot_renew_its_lease_binds_nothing_meanwhile() {
     let api = cluster().await;
-    let extender = start(&api).await.is_ready().await;
+    let extender = start(&api).await.readied().await;
     bind(extender.address, &pod(&api, "before", &[1]), "n1").await.unwrap();
     let one = pod(&api, "one", &[7]);
     // More than it meets.
@@ -85,7 +85,7 @@ impl Extender {
 #[tokio::test]
 async fn an_extender_whose_lease_another_has_ends() {
     let api = cluster().await;
-    let extender = start(&api).await.is_ready().await;
+    let extender = start(&api).await.readied().await;
     let mut lease = api.lease().unwrap();
     lease["spec"]["holderIdentity"] = "another".into();
     api.put_lease(lease);

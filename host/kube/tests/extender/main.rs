@@ -34,10 +34,10 @@ struct Extender {
 impl Extender {
     /// One that has read all of the API's lists.
     async fn ready(api: &Api, assumed_for: Duration) -> Self {
-        Self::start(api, assumed_for).await.is_ready().await
+        Self::start(api, assumed_for).await.readied().await
     }
 
-    async fn is_ready(self) -> Self {
+    async fn readied(self) -> Self {
         until("the extender is ready", async || get(self.address, "/healthz").await.0 == 200).await;
         self
     }
