@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -33,8 +34,10 @@ pub(crate) struct FaultLog {
     lost: u64,
     /// Whether the file has only the beginning of the last line.
     is_torn: bool,
-    has_said: bool,
 }
+
+/// A line on stderr has named the loss of a log.
+static HAS_SAID: AtomicBool = AtomicBool::new(false);
 
 impl FaultLog {
     /// Appends to a file, first what the faults are. Error: the file cannot be made or written, or
@@ -50,8 +53,7 @@ impl FaultLog {
         let file = File::from(apart(file.into()));
         let pid = std::process::id();
         let (lines, lost) = (Vec::new(), 0);
-        let (is_torn, has_said) = (false, false);
-        let mut log = Self { file, lines, notice: 0, of, pid, lost, is_torn, has_said };
+        let mut log = Self { file, lines, notice: 0, of, pid, lost, is_torn: false };
         log.line(json!({ "faults": plan.to_string(), "seed": seed }));
         log.write_lines().map(|()| log)
     }
@@ -109,7 +111,7 @@ impl FaultLog {
                 Ok(count) => written += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    self.say(&error);
+                    Self::say(&error);
                     result = Err(error);
                 }
             }
@@ -127,11 +129,10 @@ impl FaultLog {
         result
     }
 
-    /// Prints once that the file takes no more lines. A file that is full for a moment gets a line
-    /// about the lost ones later.
-    fn say(&mut self, error: &io::Error) {
-        if error.kind() != io::ErrorKind::WouldBlock && !std::mem::replace(&mut self.has_said, true)
-        {
+    /// Prints once in a process that the file takes no more lines. A file that is full for a moment
+    /// gets a line about the lost ones later.
+    fn say(error: &io::Error) {
+        if error.kind() != io::ErrorKind::WouldBlock && !HAS_SAID.swap(true, Ordering::Relaxed) {
             let text = format!("rocinante: the log of faults is lost: {error}\n");
             // A process without stderr gets no line.
             let _ = silent::write(io::stderr().as_fd(), text.as_bytes());
