@@ -300,7 +300,7 @@ impl DeviceFaults {
         let arm = |(number, rule): (usize, &Rule)| {
             let fault = rule.device.clone().filter(|fault| !fault.is_never())?;
             // No port has this number.
-            let seed = Rng::fork(base, &[u8::MAX, number as u8, 0]).next();
+            let seed = Rng::fork(base, &[u8::MAX, rule.draws(number), 0]).next();
             Some(Armed { rule: rule.clone(), fault, number, seed, count: 0 })
         };
         let rules = plan.rules.iter().enumerate().filter_map(arm).collect();

@@ -99,9 +99,16 @@ struct Rule {
     config: LinkConfig,
     /// A fault of the device.
     device: Option<DeviceRule>,
+    /// The place in a plan whose random numbers it draws, if that is not its own.
+    draws: Option<u8>,
 }
 
 impl Rule {
+    /// The number by which it draws, in this place of its plan.
+    fn draws(&self, index: usize) -> u8 {
+        self.draws.unwrap_or(index as u8)
+    }
+
     /// Whether it holds at this time.
     fn holds(&self, now: Duration) -> bool {
         let since = now.checked_sub(self.at);
@@ -328,7 +335,7 @@ impl Faults {
         let arm = |(index, rule): (usize, &Rule)| {
             let stream = |side: Side| {
                 let mut rng = Rng::fork(seed, &rng::name(of.device));
-                rng = Rng::fork(rng.next(), &[of.nth as u8, index as u8, side as u8]);
+                rng = Rng::fork(rng.next(), &[of.nth as u8, rule.draws(index), side as u8]);
                 Stream { link: Link::new(rule.config.clone()), seed: rng.next(), count: 0 }
             };
             let streams = [stream(Side::Egress), stream(Side::Ingress)];

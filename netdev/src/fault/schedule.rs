@@ -9,7 +9,7 @@ use serde::Deserialize;
 use toml::Value;
 
 use super::words::{Draft, add};
-use super::{Names, Plan, Rule};
+use super::{Names, Plan, RULES_MAX, Rule};
 
 /// As it is in the file.
 #[derive(Debug, Deserialize)]
@@ -52,12 +52,16 @@ fn one_line(error: &toml::de::Error) -> String {
 
 fn step(table: toml::Table, names: Names) -> Result<Step, String> {
     let mut draft = Draft::default();
-    let (mut name, mut then) = (None, None);
+    let (mut name, mut then, mut draws) = (None, None, None);
     for (key, value) in table {
         match (key.as_str(), &value) {
             ("name", Value::String(text)) => name = Some(text.clone()),
             ("then", Value::String(text)) => then = Some(text.clone()),
             ("name" | "then", _) => return Err(format!("{key}: a name between quotes")),
+            ("draws", Value::Integer(place)) if (0..RULES_MAX as i64).contains(place) => {
+                draws = Some(*place as u8);
+            }
+            ("draws", _) => return Err("draws: the place of a rule, counted from 0".into()),
             ("seed", _) => return Err("seed stands before all rules".into()),
             _ => draft.set(&key, &as_word(&value).ok_or_else(|| wrong(&key))?, names)?,
         }
@@ -66,7 +70,8 @@ fn step(table: toml::Table, names: Names) -> Result<Step, String> {
         return Err("a rule needs a fault, such as loss = \"2%\"".into());
     }
     let has_time = draft.says("at");
-    Ok(Step { rule: draft.rule()?, name, then, has_time })
+    let rule = Rule { draws, ..draft.rule()? };
+    Ok(Step { rule, name, then, has_time })
 }
 
 fn wrong(key: &str) -> String {

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::link::Loss;
 use super::log::FaultLog;
-use super::{Decision, Faults, Plan, PortName, Seen, Side, Word};
+use super::{Decision, DeviceFaults, Faults, Plan, PortName, Seen, Side, Word};
 
 const ACK: u8 = 0x11;
 
@@ -170,6 +170,32 @@ fn time_and_other_rules_draw_no_numbers_of_a_datagram() {
     let both = other.iter().zip(&third).filter_map(|(one, two)| flips(one).zip(flips(two)));
     let both: Vec<_> = both.collect();
     assert!(both.len() > 600 && both.iter().all(|(one, two)| one == two), "{}", both.len());
+}
+
+/// A rule without the rules before it decides as it did.
+#[test]
+fn a_rule_draws_the_numbers_of_the_place_that_it_names() {
+    let lost = |plan: &Plan| {
+        let all = decisions(&mut Faults::new(plan, 7, port(1, 0)), Side::Egress, 1000);
+        all.iter().map(|decision| decision.loss.is_some()).collect::<Vec<_>>()
+    };
+    let alone =
+        |draws: &str| Plan::of_schedule(&format!("[[fault]]\nloss = 0.3\n{draws}"), names).unwrap();
+    let both = lost(&words("loss=30%,qp=1;loss=30%").unwrap());
+    assert_eq!(both, lost(&alone("draws = 1")));
+    assert_ne!(both, lost(&alone("")));
+    assert_eq!(lost(&alone("")), lost(&alone("draws = 0")));
+    let failed = |plan: &Plan| {
+        let mut device = DeviceFaults::new((plan, 7), peer(1), None).unwrap().unwrap();
+        (0..1000).map(|_| device.call(micros(1), (1, "reg_mr")).is_some()).collect::<Vec<_>>()
+    };
+    let call = |draws: &str| {
+        let text = format!("[[fault]]\nverb = \"reg_mr\"\nchance = 0.3\n{draws}");
+        failed(&Plan::of_schedule(&text, names).unwrap())
+    };
+    let both = failed(&words("verb=create_qp,nth=1;verb=reg_mr,chance=30%").unwrap());
+    assert_eq!(both, call("draws = 1"));
+    assert_ne!(both, call(""));
 }
 
 #[test]
@@ -473,6 +499,9 @@ fn each_mistake_has_its_line() {
         ("[[fault]]\nseed = 1\nloss = 0.1", "number 1: seed stands before"),
         ("[[fault]]\nloss = 0.1\n[[fault]]\nloss = -0.1", "number 2: loss=-0.1: a chance"),
         ("[[fault]]", "a rule needs a fault"),
+        ("[[fault]]\nloss = 0.1\ndraws = 64", "draws: the place of a rule"),
+        ("[[fault]]\nloss = 0.1\ndraws = \"1\"", "draws: the place of a rule"),
+        ("[[fault]]\ndraws = 1", "a rule needs a fault"),
         ("[[fault]]\nloss = 2020-01-01", "loss: a number, a text"),
         ("[[fault]]\nloss = 0.1\nfor = \"1s\"\nthen = \"b\"", "no rule has that name"),
         ("[[fault]]\nname = 1\nloss = 0.1", "name: a name between quotes"),

@@ -70,7 +70,7 @@ pub(super) fn corpus() -> Vec<Vec<u8>> {
         "off",
     ];
     let schedules = [
-        "seed = 7\n[[fault]]\nat = \"1s\"\nfor = \"200ms\"\nloss = 0.02\nthen = \"b\"\n\
+        "seed = 7\n[[fault]]\nat = \"1s\"\nfor = \"200ms\"\nloss = 0.02\ndraws = 3\nthen = \"b\"\n\
          [[fault]]\nname = \"b\"\npartition = true\nqp = [1, \"0x2\"]\n",
         "[[fault]]\nname = \"a\"\nfor = \"1s\"\nloss = 1\nthen = \"a\"\n",
     ];
