@@ -69,7 +69,10 @@ impl Engine {
             let core = qp.core_mut();
             hidden = (core.rq.hide(), core.init.srq.take());
         }
+        // A message that came too early would be executed later, with the receives that are there.
+        let memory = self.shared.reorder_slab.close();
         self.handle_datagram(now, datagram, host);
+        self.shared.reorder_slab.open(memory);
         if let Some(qp) = slot.and_then(|slot| self.qps[slot].as_mut()) {
             let core = qp.core_mut();
             core.rq.show(hidden.0);

@@ -76,6 +76,16 @@ impl ReorderSlab {
         Some(block)
     }
 
+    /// Has no memory until it is [opened](Self::open) with what this returns.
+    pub(crate) fn close(&mut self) -> Self {
+        std::mem::replace(self, Self::new(0))
+    }
+
+    pub(crate) fn open(&mut self, closed: Self) {
+        let Self { free, .. } = std::mem::replace(self, closed);
+        self.free.extend(free);
+    }
+
     /// Takes a packet back that is executed.
     pub(super) fn give_back(&mut self, block: Block) {
         self.free.push(block);
