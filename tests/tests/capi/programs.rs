@@ -81,6 +81,7 @@ scripts! {
     rare_calls_give_what_the_manual_says: "calls.py";
     transitions_take_what_the_kernels_table_has_and_queries_give_it_back: "states.py";
     limits_can_be_reached_at_once: "limits.py";
+    a_port_that_a_fault_takes_down_says_so: "down.py";
     signals_interrupt_calls_that_block_and_flags_are_obeyed: "signals.py";
     a_child_keeps_nothing_of_its_parent_alive_and_starts_clean: "forked.py";
 }

@@ -179,11 +179,11 @@ impl Found {
         all.into_iter().find(|interface| interface.index == self.interface.index)
     }
 
-    /// Port 1, as its interface is now, with this number of GIDs.
-    pub(crate) fn port(&self, gids: usize) -> PortAttr {
+    /// Port 1, as its interface is now, with this number of GIDs; `is_down` by a fault.
+    pub(crate) fn port(&self, gids: usize, is_down: bool) -> PortAttr {
         let now = self.now();
         let interface = now.as_ref().unwrap_or(&self.interface);
-        let up = now.is_some() && interface.up;
+        let up = now.is_some() && interface.up && !is_down;
         let mtu = mtu(interface);
         let (active_width, active_speed) = interface.lanes();
         PortAttr {

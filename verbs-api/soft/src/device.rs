@@ -134,7 +134,11 @@ impl Device {
         if hca.is_broken() {
             let _ = events.push(AsyncEvent::DeviceFatal);
         }
-        Arc::new(Self { hca, events, _charge: charge })
+        let device = Arc::new(Self { hca, events, _charge: charge });
+        if let Some(faults) = &device.faults {
+            faults.opened();
+        }
+        device
     }
 
     pub fn hca(&self) -> &Arc<Hca> {
@@ -255,6 +259,11 @@ impl Hca {
     /// Whether completions meet faults.
     pub(super) fn judges_completions(&self) -> bool {
         self.faults.as_ref().is_some_and(|faults| faults.judges_completions())
+    }
+
+    /// Whether a fault has the port down.
+    pub fn is_port_down(&self) -> bool {
+        self.faults.as_ref().is_some_and(|faults| faults.is_port_down())
     }
 
     fn events(&self) -> &Events {

@@ -198,7 +198,11 @@ impl Others {
             own.take(engine, host);
             let before = accepted(engine);
             host.before_packets(now);
-            engine.handle_datagram(now, &datagram, host);
+            if host.is_unready(&datagram) {
+                engine.handle_unready(now, &datagram, host);
+            } else {
+                engine.handle_datagram(now, &datagram, host);
+            }
             // Tells the receiving shard, which can then leave its port alone for a moment and wake
             // no thread meanwhile.
             if accepted(engine) == before {

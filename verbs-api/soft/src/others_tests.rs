@@ -5,15 +5,16 @@ use std::sync::Arc;
 
 use rocinante_netdev::sim::{SimConfig, SimNet, SimPort};
 use rocinante_netdev::{AnyPort, PathId, PathSpec, Port};
-use rocinante_stack::mem::PdId;
-use rocinante_stack::types::{Pkey, Psn, Qpn};
-use rocinante_stack::verbs::{CqId, QpState, QpType};
+use rocinante_stack::mem::{Access, PdId};
+use rocinante_stack::types::{Mtu, Pkey, Psn, Qpn};
+use rocinante_stack::verbs::{CqId, QpState, QpType, RecvWr};
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rocinante_stack::wire::{Bth, Opcode};
-use rocinante_stack::{Engine, EngineConfig, QpAttr, QpInit};
+use rocinante_stack::{Budget, Engine, EngineConfig, PeerAddress, PeerKind, QpAttr, QpInit};
 
 use super::announce::CqShared;
 use super::announce_tests::cqe;
+use super::faults::FaultWish;
 use super::host::Host;
 use super::mail::Command;
 use super::others::{Common, Others};
@@ -65,8 +66,34 @@ impl Bench {
 
     /// A queue pair of the second shard, for datagrams.
     fn qp(&mut self) -> Qpn {
-        let init = QpInit {
-            qp_type: QpType::Ud,
+        let init = QpAttr { qkey: Some(0x1111_1111), ..QpAttr::default() };
+        self.qp_of(QpType::Ud, init, QpAttr::default())
+    }
+
+    /// A queue pair of the second shard that is connected to the sender, which knows the address of
+    /// the first.
+    fn connected(&mut self) -> Qpn {
+        let [local, remote] = [2, 9].map(|last| IpAddr::from(address(last)));
+        let spec = PathSpec { local, remote, src_port: 1, tos: 0, ttl: 64, flow_label: 0 };
+        let path = self.shards[1].io.add_path(&spec).unwrap();
+        let (budget, kind) = (Budget::STANDARD, PeerKind::Standard);
+        let init = QpAttr { access: Some(Access::NONE), ..QpAttr::default() };
+        let local = address(1).into();
+        let ready = QpAttr {
+            peer: Some(PeerAddress { local, remote, path, budget, kind }),
+            path_mtu: Some(Mtu::Mtu1024),
+            dest_qpn: Some(Qpn::new(5)),
+            rq_psn: Some(Psn::new(1)),
+            max_dest_rd_atomic: Some(1),
+            min_rnr_timer: Some(12),
+            ..QpAttr::default()
+        };
+        self.qp_of(QpType::Rc, init, ready)
+    }
+
+    fn qp_of(&mut self, qp_type: QpType, init: QpAttr, ready: QpAttr) -> Qpn {
+        let as_made = QpInit {
+            qp_type,
             pd: PdId(0),
             send_cq: CqId(0),
             recv_cq: CqId(0),
@@ -81,11 +108,11 @@ impl Bench {
             context: 0,
         };
         let Shard { engine, host, .. } = &mut self.shards[1];
-        let qpn = engine.create_qp(&init, 77).unwrap();
-        let reset = QpAttr { state: Some(QpState::Init), ..QpAttr::default() };
-        let init = QpAttr { pkey_index: Some(0), port: Some(1), qkey: Some(0x1111_1111), ..reset };
+        let qpn = engine.create_qp(&as_made, 77).unwrap();
+        let state = Some(QpState::Init);
+        let init = QpAttr { state, pkey_index: Some(0), port: Some(1), ..init };
         engine.modify_qp(qpn, &init, host).unwrap();
-        let ready = QpAttr { state: Some(QpState::Rtr), ..QpAttr::default() };
+        let ready = QpAttr { state: Some(QpState::Rtr), ..ready };
         engine.modify_qp(qpn, &ready, host).unwrap();
         qpn
     }
@@ -96,7 +123,11 @@ impl Bench {
 
     /// Sends datagrams for a queue pair to the port of a shard, intact or damaged.
     fn send(&mut self, count: usize, shard: usize, qpn: Qpn, whole: bool) {
-        let bth = Bth::new(Opcode::UD_SEND_ONLY, Pkey::DEFAULT, qpn, Psn::new(1)).bytes();
+        self.send_as(Opcode::UD_SEND_ONLY, (count, shard), qpn, whole);
+    }
+
+    fn send_as(&mut self, opcode: Opcode, (count, shard): (usize, usize), qpn: Qpn, whole: bool) {
+        let bth = Bth::new(opcode, Pkey::DEFAULT, qpn, Psn::new(1)).bytes();
         let (src, dst) = (address(9), address(1 + u8::try_from(shard).unwrap()));
         let ip = IpFields::V4 { src: src.into(), dst: dst.into(), id: 0, flags: DF };
         let mut template = Template::new(&ip, SRC_PORT);
@@ -191,6 +222,25 @@ fn a_flood_at_the_wrong_port_is_left_alone_there() {
     assert!(!flooded(10, false));
     assert!(flooded(500, false));
     assert_eq!((bench.drops(), bench.shards[0].router.handed_over()), (510, 1010));
+}
+
+/// The shard of the queue pair decides on it.
+#[test]
+fn a_message_at_the_port_of_another_shard_meets_faults() {
+    let mut bench = Bench::new();
+    let qpn = bench.connected();
+    let wish = FaultWish { words: Some("rnr=1".to_owned()), log: None };
+    let met = wish.settle().unwrap().unwrap().before(Vec::new(), String::new()).unwrap();
+    let faults = met.of_device.unwrap();
+    bench.shards.iter_mut().for_each(|shard| shard.meet(&faults));
+    let Shard { engine, host, .. } = &mut bench.shards[1];
+    engine.post_recv(qpn, &RecvWr { wr_id: 1, sges: &[] }, host).unwrap();
+    bench.send_as(Opcode::RC_SEND_ONLY, (1, 0), qpn, true);
+    for shard in &mut bench.shards {
+        shard.drive(false);
+    }
+    let engine = &bench.shards[1].engine;
+    assert_eq!(engine.counters().send_rnr_err, 1, "{:?}", engine.drops());
 }
 
 /// Datagrams that find the owner's box full.

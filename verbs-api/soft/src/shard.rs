@@ -258,11 +258,7 @@ impl Shard {
         if self.io.is_unusual() {
             return self.receive_judged(now);
         }
-        if overload::ENABLED
-            && (self.engine.is_overloaded() || self.io.port.is_filled(OVERLOADED_FROM))
-        {
-            self.look_for_overload();
-        }
+        self.watch_load();
         let Self { engine, host, router, .. } = self;
         let used_before = accepted(engine) + router.handed_over();
         let received = self.io.port.receive(RX_BURST, |datagram| {
@@ -283,6 +279,7 @@ impl Shard {
         if self.io.is_broken() {
             return 0;
         }
+        self.watch_load();
         let Self { engine, host, router, .. } = self;
         let used_before = accepted(engine) + router.handed_over();
         let received = self.io.port.receive(RX_BURST, |datagram| {
@@ -312,6 +309,16 @@ impl Shard {
         let wasted = (received as u64).saturating_sub(used);
         self.flood.add(now, wasted + wasted_elsewhere);
         received
+    }
+
+    /// Tells the engine of a receive queue that is overloaded, and of one that is not any more.
+    #[inline(always)]
+    fn watch_load(&mut self) {
+        if overload::ENABLED
+            && (self.engine.is_overloaded() || self.io.port.is_filled(OVERLOADED_FROM))
+        {
+            self.look_for_overload();
+        }
     }
 
     /// Whether the receive queue is overloaded, or still is.

@@ -149,7 +149,7 @@ impl Wishes {
         Device::new(hca, events, !self.uncounted).inspect(|device| device.trace_opened())
     }
 
-    fn settings(&self) -> Settings {
+    pub(super) fn settings(&self) -> Settings {
         Settings {
             port: self.port.clone(),
             limits: self.limits,

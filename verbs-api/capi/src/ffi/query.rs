@@ -126,7 +126,8 @@ pub(super) unsafe extern "C" fn query_port_ex(
             if attr.is_null() || u32::from(port) != PORT {
                 return Err(libc::EINVAL);
             }
-            let mut now = shared.found.port(shared.gids()?.len());
+            let is_down = shared.if_opened().is_some_and(|opened| opened.device.is_port_down());
+            let mut now = shared.found.port(shared.gids()?.len(), is_down);
             now.active_mtu = shared.mtu().map_or(now.active_mtu, |mtu| mtu.min(now.active_mtu));
             give(&now, attr, len);
         }

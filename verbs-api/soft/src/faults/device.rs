@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -93,6 +94,10 @@ pub(super) const STATUSES: [WcStatus; 16] = [
 #[derive(Debug)]
 pub struct DeviceFaults {
     began: Instant,
+    /// Readable once the device has a context, which gets the first event.
+    opened: OwnedFd,
+    /// Rules that have the port down.
+    down: AtomicU32,
     decisions: Mutex<Decisions>,
     /// A bit for each call that may fail.
     verbs: u32,
@@ -113,6 +118,8 @@ impl DeviceFaults {
             |(verb, _): &(Verb, &str)| u32::from(decisions.has_calls(*verb as u8)) << *verb as u32;
         Ok(Some(Arc::new(Self {
             began: Instant::now(),
+            opened: wake::eventfd()?,
+            down: AtomicU32::new(0),
             verbs: VERBS.iter().map(bit).sum(),
             has_completions: decisions.has_completions(),
             has_unready: decisions.has_unready(),
@@ -162,6 +169,9 @@ impl DeviceFaults {
 
     /// Whether a packet that needs a receive of a reliable connection finds none.
     pub(crate) fn is_unready(&self, datagram: &Datagram<'_>) -> bool {
+        if !self.has_unready {
+            return false;
+        }
         let opcode = datagram.bytes.first().map(|byte| Opcode(*byte));
         if !opcode.and_then(Opcode::info).is_some_and(needs_receive) {
             return false;
@@ -181,6 +191,9 @@ impl DeviceFaults {
         }
         let faults = self.clone();
         let work = move |stop: &OwnedFd| {
+            if !wake::wait(Some((faults.opened.as_fd(), false)), stop.as_fd(), None) {
+                return;
+            }
             for (at, rule, what) in timeline {
                 if !faults.wait(stop, at) {
                     return;
@@ -190,6 +203,16 @@ impl DeviceFaults {
             }
         };
         Ok(Some(Worker::start("roce-faults".to_owned(), work)?))
+    }
+
+    /// Whether nothing passes the port.
+    pub(crate) fn is_port_down(&self) -> bool {
+        self.down.load(Ordering::Relaxed) > 0
+    }
+
+    /// The device has a context: events and stalls begin.
+    pub(crate) fn opened(&self) {
+        wake::notify(&self.opened);
     }
 
     /// Waits until a time of the plan. Returns whether it has come; otherwise the thread ends.
@@ -206,8 +229,16 @@ impl DeviceFaults {
         };
         match what {
             Happening::DeviceFatal => cores.iter().for_each(|core| core.hold().break_down()),
-            Happening::PortErr => announce(AsyncEvent::PortErr),
-            Happening::PortActive => announce(AsyncEvent::PortActive),
+            Happening::PortErr => {
+                if self.down.fetch_add(1, Ordering::Relaxed) == 0 {
+                    announce(AsyncEvent::PortErr);
+                }
+            }
+            Happening::PortActive => {
+                if self.down.fetch_sub(1, Ordering::Relaxed) == 1 {
+                    announce(AsyncEvent::PortActive);
+                }
+            }
             Happening::GidChange => announce(AsyncEvent::GidChange),
             // Other threads see a device that this thread drives for a long time.
             Happening::StallUntil(end) => {
@@ -242,4 +273,43 @@ fn needs_receive(info: &OpcodeInfo) -> bool {
     let begins = matches!(info.place, Place::First | Place::Only);
     let is_write = info.operation == Operation::Write;
     info.service == Service::Rc && info.consumes_receive() && (begins || is_write)
+}
+
+#[cfg(test)]
+mod tests {
+    use rocinante_netdev::AnyPort;
+    use rocinante_netdev::sim::{SimConfig, SimNet};
+
+    use super::*;
+    use crate::faults::{FaultWish, Met};
+    use crate::wishes::Wishes;
+    use crate::{Device, Hca, Inbox};
+
+    /// Rules that have the port down at the same time announce it once.
+    #[test]
+    fn events_begin_with_the_first_context() {
+        let words = "event=GID_CHANGE;event=PORT_ERR,for=100ms;event=PORT_ERR,for=200ms;\
+                     event=PORT_ERR,at=300ms";
+        let fault = FaultWish { words: Some(words.to_owned()), log: None };
+        let chosen = fault.settle().unwrap().unwrap();
+        let port = SimNet::new().port(&[[10, 0, 0, 1].into()], &SimConfig::default()).unwrap();
+        let Met { ports, why, of_device } =
+            chosen.before(vec![AnyPort::from(port)], String::new()).unwrap();
+        let settings = Wishes { background: Some(false), ..Wishes::default() }.settings();
+        let (parts, why) = ((ports, None), (why, None));
+        let hca = Hca::start(&settings, "sim", parts, why, of_device, None).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!hca.is_port_down());
+        let device = Device::new(hca, Arc::new(Inbox::new().unwrap()), true).unwrap();
+        let begin = Instant::now();
+        let mut found = Vec::new();
+        while found.len() < 4 {
+            assert!(begin.elapsed() < Duration::from_secs(30), "{found:?}");
+            found.extend(device.events.next());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (down, up) = (AsyncEvent::PortErr, AsyncEvent::PortActive);
+        assert_eq!(found, [AsyncEvent::GidChange, down, up, down]);
+        assert!(device.is_port_down());
+    }
 }
