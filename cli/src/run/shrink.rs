@@ -1,9 +1,10 @@
 //! `rocinante run --shrink`: the smallest schedule of faults with which a command still fails.
 //!
 //! First whole rules are left out, as delta debugging does it, then words of the rules, and last
-//! the amounts get smaller. Each try is a process of its own, with the same seed.
+//! the amounts get smaller. Each try is a process of its own, with the same seed: `draws` keeps the
+//! random numbers of a rule whose place changes.
 
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rocinante::OpenOptions;
 use rustix::process::{Pid, Signal, kill_process_group};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use toml::{Table, Value};
 
 use super::{Args, say};
@@ -43,6 +44,21 @@ const SMALLER: [&str; 14] = [
     "at",
 ];
 const LARGER: [&str; 4] = ["every", "rate", "queue", "mtu"];
+
+/// Words without which a rule may be more of a fault.
+const NARROWING: [&str; 11] = [
+    "side",
+    "peer",
+    "qp",
+    "opcode",
+    "wc",
+    "nth",
+    "chance",
+    "for",
+    "at",
+    "burst_length",
+    "reorder_by",
+];
 
 /// The result of a try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,8 +93,8 @@ impl From<String> for Stop {
     }
 }
 
-impl From<std::io::Error> for Stop {
-    fn from(error: std::io::Error) -> Self {
+impl From<io::Error> for Stop {
+    fn from(error: io::Error) -> Self {
         Self::Why(error.to_string())
     }
 }
@@ -87,15 +103,21 @@ impl From<std::io::Error> for Stop {
 #[must_use]
 pub(super) fn shrink(args: &Args, limit: Duration) -> ExitCode {
     let words = args.fault.as_deref().unwrap_or_default();
-    let shrunk = schedule(words).map_err(Stop::from).and_then(|(seed, rules)| {
-        let tries = Tries::new(args, limit, seed)?;
-        tries.smallest(rules).map(|rules| text(seed, &rules))
-    });
-    match shrunk {
-        Ok(text) => {
-            print!("{text}");
-            ExitCode::SUCCESS
+    let (seed, rules) = match schedule(words) {
+        Ok(schedule) => schedule,
+        Err(why) => {
+            say(&format!("--fault {words} --shrink: {why}"));
+            return ExitCode::from(2);
         }
+    };
+    let shrunk = Tries::new(args, limit, seed).and_then(|tries| tries.smallest(rules));
+    let printed = shrunk.and_then(|rules| {
+        let mut out = io::stdout().lock();
+        let done = out.write_all(text(seed, &rules).as_bytes()).and_then(|()| out.flush());
+        done.map_err(|error| Stop::Why(format!("the schedule is not printed: {error}")))
+    });
+    match printed {
+        Ok(()) => ExitCode::SUCCESS,
         Err(Stop::Why(why)) => {
             say(&why);
             ExitCode::FAILURE
@@ -105,7 +127,10 @@ pub(super) fn shrink(args: &Args, limit: Duration) -> ExitCode {
 }
 
 /// The seed and the rules of an option, each with its own beginning. Without a seed, one is drawn.
-fn schedule(words: &str) -> Result<(u64, Vec<Table>), String> {
+fn schedule(words: &str) -> Result<(i64, Vec<Table>), String> {
+    if !OpenOptions::check_fault(words)? {
+        return Err("there are no faults".to_owned());
+    }
     let mut file = match words.ends_with(".toml") {
         true => {
             let text =
@@ -115,8 +140,10 @@ fn schedule(words: &str) -> Result<(u64, Vec<Table>), String> {
         false => table_of(words),
     };
     let seed = match file.remove("seed") {
-        Some(Value::Integer(seed)) => seed.cast_unsigned(),
-        _ => u64::from(std::process::id()),
+        None => i64::from(std::process::id()),
+        Some(Value::Integer(seed)) => seed,
+        // The integers of TOML end there.
+        Some(_) => return Err(format!("give it a seed up to {}", i64::MAX)),
     };
     let rules = match file.remove("fault") {
         Some(Value::Array(rules)) => rules,
@@ -128,14 +155,15 @@ fn schedule(words: &str) -> Result<(u64, Vec<Table>), String> {
     });
     let tables: Vec<Table> = tables.collect();
     let beginnings = OpenOptions::check_schedule(&text(seed, &tables))?;
-    let begins = |(mut rule, at): (Table, Duration)| {
+    let begins = |(place, (mut rule, at)): (i64, (Table, Duration))| {
+        rule.entry("draws").or_insert(Value::Integer(place));
         let _ = (rule.remove("name"), rule.remove("then"), rule.remove("at"));
         if !at.is_zero() {
             rule.insert("at".to_owned(), Value::String(format!("{}us", at.as_micros())));
         }
         rule
     };
-    Ok((seed, tables.into_iter().zip(beginnings).map(begins).collect()))
+    Ok((seed, (0..).zip(tables.into_iter().zip(beginnings)).map(begins).collect()))
 }
 
 /// Words of a command line as a schedule.
@@ -146,9 +174,11 @@ fn table_of(words: &str) -> Table {
         for word in rule.split(',').map(str::trim).filter(|word| !word.is_empty()) {
             let (key, value) = word.split_once('=').unwrap_or((word, ""));
             let (key, value) = (key.trim().to_owned(), value.trim());
-            match value.parse() {
-                Ok(seed) if key == "seed" => drop(file.insert(key, Value::Integer(seed))),
-                _ => drop(table.insert(key, Value::String(value.to_owned()))),
+            let text = Value::String(value.to_owned());
+            if key == "seed" {
+                file.insert(key, value.parse().map_or(text, Value::Integer));
+            } else {
+                table.insert(key, text);
             }
         }
         if !table.is_empty() {
@@ -159,7 +189,7 @@ fn table_of(words: &str) -> Table {
     file
 }
 
-fn text(seed: u64, rules: &[Table]) -> String {
+fn text(seed: i64, rules: &[Table]) -> String {
     let mut text = format!("seed = {seed}\n");
     for rule in rules {
         text += "\n[[fault]]\n";
@@ -176,7 +206,7 @@ fn text(seed: u64, rules: &[Table]) -> String {
 struct Tries<'a> {
     args: &'a Args,
     limit: Duration,
-    seed: u64,
+    seed: i64,
     schedule: File,
     signal: Arc<AtomicUsize>,
     count: std::cell::Cell<u32>,
@@ -192,11 +222,11 @@ impl Drop for File {
 }
 
 impl<'a> Tries<'a> {
-    fn new(args: &'a Args, limit: Duration, seed: u64) -> Result<Self, Stop> {
+    fn new(args: &'a Args, limit: Duration, seed: i64) -> Result<Self, Stop> {
         let name = format!("rocinante-shrink-{}.toml", std::process::id());
         let schedule = File(std::env::temp_dir().join(name));
         let signal = Arc::new(AtomicUsize::new(0));
-        for number in [SIGINT, SIGTERM, SIGHUP] {
+        for number in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
             let value = number.unsigned_abs() as usize;
             signal_hook::flag::register_usize(number, signal.clone(), value)?;
         }
@@ -226,42 +256,18 @@ impl<'a> Tries<'a> {
         let mut rules = fewest(rules, fails)?;
         for index in 0..rules.len() {
             for key in rules[index].keys().cloned().collect::<Vec<_>>() {
-                self.lessen(&mut rules, (index, &key), fails)?;
+                lessen(&mut rules, (index, &key), fails)?;
             }
         }
         let again = self.outcome(Some(&rules))?;
-        let tries = self.count.get();
-        say(&format!(
-            "after {tries} tries: {} rules, and the command {}",
-            rules.len(),
-            again.says()
-        ));
+        let (tries, count) = (self.count.get(), rules.len());
+        let ends = format!("after {tries} tries: {count} rules, and the command {}", again.says());
+        if again != with {
+            let text = text(self.seed, &rules);
+            return Err(format!("it fails only sometimes; {ends}\n{text}").into());
+        }
+        say(&ends);
         Ok(rules)
-    }
-
-    /// Leaves a word of a rule out, or makes its amount less.
-    fn lessen(
-        &self,
-        rules: &mut Vec<Table>,
-        (index, key): (usize, &str),
-        fails: impl Fn(&[Table]) -> Result<bool, Stop>,
-    ) -> Result<(), Stop> {
-        let mut without = rules.clone();
-        without[index].remove(key);
-        if fails(&without)? {
-            *rules = without;
-            return Ok(());
-        }
-        for _ in 0..STEPS {
-            let mut less = rules.clone();
-            let Some(value) = lesser(key, &rules[index][key]) else { break };
-            less[index].insert(key.to_owned(), value);
-            if !fails(&less)? {
-                break;
-            }
-            *rules = less;
-        }
-        Ok(())
     }
 
     /// Runs the command with these rules, or without faults.
@@ -311,9 +317,9 @@ impl<'a> Tries<'a> {
     }
 }
 
-fn write(path: &Path, text: &str) -> std::io::Result<()> {
+fn write(path: &Path, text: &str) -> io::Result<()> {
     match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
     // Another user may have put a link there.
@@ -350,6 +356,36 @@ fn fewest<T: Clone, E>(
         }
     }
     Ok(items)
+}
+
+/// Leaves a word of a rule out, or makes its amount less.
+fn lessen<E>(
+    rules: &mut Vec<Table>,
+    (index, key): (usize, &str),
+    fails: impl Fn(&[Table]) -> Result<bool, E>,
+) -> Result<(), E> {
+    if !NARROWING.contains(&key) {
+        let mut without = rules.clone();
+        without[index].remove(key);
+        if fails(&without)? {
+            *rules = without;
+            return Ok(());
+        }
+    }
+    // A rule without an end holds longer if it begins earlier.
+    if key == "at" && !rules[index].contains_key("for") {
+        return Ok(());
+    }
+    for _ in 0..STEPS {
+        let mut less = rules.clone();
+        let Some(value) = lesser(key, &rules[index][key]) else { break };
+        less[index].insert(key.to_owned(), value);
+        if !fails(&less)? {
+            break;
+        }
+        *rules = less;
+    }
+    Ok(())
 }
 
 /// A lesser amount for a word, about half of a fault; `None` if there is none.
@@ -403,9 +439,28 @@ mod tests {
             printed.contains("at = \"1000000us\"") && printed.contains("seed = 7"),
             "{printed}"
         );
-        for wrong in ["los=1%", "loss=200%", "/nowhere/a.toml"] {
+        for wrong in ["los=1%", "loss=200%", "/nowhere/a.toml", "off", "loss=0"] {
             assert!(schedule(wrong).is_err(), "{wrong}");
         }
+        let most = |seed: u64| schedule(&format!("seed={seed};loss=1%")).map(|(seed, _)| seed);
+        assert_eq!(most(i64::MAX as u64), Ok(i64::MAX));
+        assert!(most(1 << 63).unwrap_err().contains("a seed up to 9223372036854775807"));
+    }
+
+    #[test]
+    fn no_rule_becomes_more_of_a_fault() {
+        let words = "verb=reg_mr,nth=2,errno=EIO,at=1s;rnr=1,qp=1,peer=10.0.0.1,at=1s,for=1s";
+        let (_, mut rules) = schedule(words).unwrap();
+        for index in 0..2 {
+            for key in rules[index].keys().cloned().collect::<Vec<_>>() {
+                let fails = |rules: &[Table]| Ok::<_, ()>(rules[1].contains_key("rnr"));
+                lessen(&mut rules, (index, &key), fails).unwrap();
+            }
+        }
+        let keys = |rule: &Table| rule.keys().cloned().collect::<Vec<_>>().join(",");
+        assert_eq!(rules.iter().map(keys).collect::<Vec<_>>(), ["at,nth", "at,for,peer,qp,rnr"]);
+        assert_eq!(rules[0]["at"].as_str(), Some("1000000us"));
+        assert_eq!(rules[1]["at"].as_str(), Some("244.140625us"));
     }
 
     #[test]

@@ -4,11 +4,12 @@ use std::path::Path;
 
 use super::run::Installed;
 use super::{Done, both, rocinante, run, schema, start};
+use nix::sys::signal::Signal;
 use rocinante::OpenOptions;
 use rocinante::device::Backend;
 use rocinante_lab::{Lab, LabConfig};
 use rocinante_tests::on_each_backend;
-use rocinante_tests::running::Running;
+use rocinante_tests::running::{Running, retried};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -144,17 +145,33 @@ fn a_schedule_is_as_its_schema_says_and_is_followed() {
     for wrong in ["fault = [{ los = 1 }]", "fault = [{ loss = -1 }]", "seed = 1", "fault = []"] {
         assert_eq!(taken(wrong), [false; 2], "{wrong}");
     }
-    for right in ["delay = 0", "at = 0", "every = 4294967295", "every = \"7\"", "mtu = \"1500\""]
-        .into_iter()
-        .chain(["partition = \"yes\"", "partition = \"\"", "burst = 1\nburst_length = \"5\""])
-        .chain(["rate = \"1e9bit\"", "queue = \"64K\"\nrate = \"1Gbit\""])
+    for right in [
+        "draws = 0",
+        "draws = 63",
+        "delay = 0",
+        "at = 0",
+        "every = 4294967295",
+        "every = \"7\"",
+        "mtu = \"1500\"",
+    ]
+    .into_iter()
+    .chain(["partition = \"yes\"", "partition = \"\"", "burst = 1\nburst_length = \"5\""])
+    .chain(["rate = \"1e9bit\"", "queue = \"64K\"\nrate = \"1Gbit\""])
     {
         assert_eq!(taken(&format!("[[fault]]\nloss = 0.1\n{right}")), [true; 2], "{right}");
     }
-    for wrong in ["delay = 1", "every = 4294967296", "every = 0", "every = \"0\"", "mtu = 65536"]
-        .into_iter()
-        .chain(["partition = 1", "partition = \"on\"", "burst = 1\nburst_length = 1000001"])
-        .chain(["rate = 10", "queue = 0\nrate = \"1Gbit\""])
+    for wrong in [
+        "draws = 64",
+        "draws = \"1\"",
+        "delay = 1",
+        "every = 4294967296",
+        "every = 0",
+        "every = \"0\"",
+        "mtu = 65536",
+    ]
+    .into_iter()
+    .chain(["partition = 1", "partition = \"on\"", "burst = 1\nburst_length = 1000001"])
+    .chain(["rate = 10", "queue = 0\nrate = \"1Gbit\""])
     {
         assert_eq!(taken(&format!("[[fault]]\nloss = 0.1\n{wrong}")), [false; 2], "{wrong}");
     }
@@ -238,11 +255,32 @@ fn a_device_that_fails_is_named_by_its_errno_and_in_the_log() {
 
 /// A program that fails by the words of its schedule alone.
 fn shrinks(fault: &str, fails_by: &str, seconds: &str) -> Done {
-    let installed = Installed::new();
+    shrinking(&Installed::new(), fault, fails_by, seconds).finish()
+}
+
+fn shrinking(installed: &Installed, fault: &str, fails_by: &str, seconds: &str) -> Running {
     let script = format!("case $(cat \"$ROCINANTE_FAULT\" 2>&1) in {fails_by} esac");
     let shrink = format!("--shrink={seconds}");
     let words = ["--fault", fault, &shrink, "--", "sh", "-c", &script];
-    Running::start(&mut installed.run(&words)).finish()
+    Running::start(&mut installed.run(&words))
+}
+
+#[test]
+fn a_signal_ends_the_try_and_its_processes() {
+    let installed = Installed::new();
+    for signal in [Signal::SIGINT, Signal::SIGQUIT] {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("pid");
+        let hangs =
+            format!("*) sleep 1000 & echo $! >{0}.new; mv {0}.new {0}; wait;;", path.display());
+        let mut running = shrinking(&installed, "loss=1%", &hangs, "1000");
+        let pid = retried(|| std::fs::read_to_string(&path));
+        running.child.signal(signal);
+        running.finish().failed(128 + signal as i32, &[]);
+        // Process 1 may yet have to take its end.
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+        assert!(stat.is_err() || stat.is_ok_and(|stat| stat.contains(") Z ")), "{signal}");
+    }
 }
 
 #[test]
@@ -255,7 +293,8 @@ fn the_smallest_schedule_with_which_a_program_fails_is_found() {
     assert_eq!(schema::errors_of("fault", &value), Vec::<String>::new());
     let rules = value["fault"].as_array().unwrap();
     assert_eq!((rules.len(), &value["seed"]), (2, &7.into()), "{}", done.out);
-    assert_eq!(rules[1], serde_json::json!({ "partition": "" }));
+    let keys: Vec<&String> = rules[1].as_object().unwrap().keys().collect();
+    assert_eq!(keys, ["at", "for", "partition"], "{}", done.out);
     let loss = rules[0]["loss"].as_str().unwrap().trim_end_matches('%').parse::<f64>().unwrap();
     assert!(loss < 1.0, "{}", done.out);
     assert!(done.err.contains("fails with status 3"), "{}", done.err);
@@ -263,6 +302,12 @@ fn the_smallest_schedule_with_which_a_program_fails_is_found() {
     let two = "*'dup ='*) exit 4;; *'loss ='*) exit 3;;";
     let done = shrinks("loss=1%;dup=1%", two, "20").succeeded();
     assert!(done.out.contains("dup") && !done.out.contains("loss"), "{}", done.out);
+    // A rule draws as it did in its old place, if that matters.
+    let done = shrinks("dup=1%;loss=1%", "*'draws = 1'*) exit 3;;", "20").succeeded();
+    let value: Value = toml::from_str(&done.out).unwrap();
+    assert_eq!(schema::errors_of("fault", &value), Vec::<String>::new());
+    assert_eq!(value["fault"].as_array().unwrap().len(), 1, "{}", done.out);
+    assert_eq!(value["fault"][0]["draws"], 1);
     // One that hangs has failed.
     let done = shrinks("loss=1%;ecn=1%", "*ecn*) sleep 1000;;", "1").succeeded();
     assert!(done.out.contains("ecn") && !done.out.contains("loss"), "{}", done.out);
@@ -275,9 +320,31 @@ fn only_a_failure_by_the_faults_is_shrunk() {
         ("loss=1%", "x) ;;", "the command succeeds: there is nothing to shrink"),
         ("loss=1%", "*) exit 9;;", "without faults the command fails with status 9, too"),
         ("loss=1%", "*) kill -SEGV $$;;", "without faults the command is ended by signal 11, too"),
-        ("loss=1%", "*) sleep 1000;;", "without faults the command does not end in time, too"),
     ] {
-        shrinks(fault, fails_by, "1").failed(1, &[says]);
+        shrinks(fault, fails_by, "20").failed(1, &[says]);
+    }
+    let hangs = shrinks("loss=1%", "*) sleep 1000;;", "1");
+    hangs.failed(1, &["without faults the command does not end in time, too"]);
+    // Each schedule fails once.
+    let seen = TempDir::new().unwrap();
+    let once = format!(
+        "*'loss ='*) mkdir {}/$(cksum <$ROCINANTE_FAULT | tr -d ' ') && exit 3;;",
+        seen.path().display()
+    );
+    let sometimes = shrinks("loss=1%,seed=7", &once, "20");
+    assert!(sometimes.out.is_empty(), "{}", sometimes.out);
+    sometimes.failed(1, &["it fails only sometimes", "the command fails with status", "loss = "]);
+    let installed = Installed::new();
+    let words =
+        ["--fault", "loss=1%", "--shrink=20", "--", "sh", "-c", "test $ROCINANTE_FAULT = off"];
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let done = installed.run(&words).stdout(full).output().unwrap();
+    let error = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.code() == Some(1) && error.contains("No space left"), "{error}");
+    for (fault, says) in
+        [("off", "there are no faults"), ("seed=9223372036854775808,loss=1%", "a seed up to")]
+    {
+        run(&format!("run --fault {fault} --shrink -- true")).failed(2, &[says]);
     }
     run("run --shrink -- true").failed(2, &["--fault"]);
     run("run --fault loss=1% --shrink=0 -- true").failed(2, &["give it seconds"]);
