@@ -100,12 +100,12 @@ impl Device {
     pub fn post_send(&self, wr_id: u64) -> Result<(), PostListError> {
         let (op, data) = (SendOp::Send { imm: None }, SendData::Inline(&[]));
         let wr = SendWr::new(op, data).wr_id(wr_id);
-        self.qp.post_send(&self.core, &[wr], self.qp.most[0])
+        self.qp.post_send(&self.core, &[wr], self.qp.most_sends())
     }
 
     /// `ibv_post_recv`.
     pub fn post_recv(&self, wr_id: u64) -> Result<(), PostListError> {
-        self.qp.post_recv(&self.core, &[RecvWr { wr_id, sges: &[] }], self.qp.most[1])
+        self.qp.post_recv(&self.core, &[RecvWr { wr_id, sges: &[] }], self.qp.most_recvs())
     }
 
     /// A reset of the queue pair, as `Qp::modify` does it.
