@@ -191,7 +191,16 @@ fn a_program_on_a_bad_network_ends_right() {
     ];
     for (nth, program) in programs.into_iter().enumerate() {
         let log = folder.path().join(nth.to_string());
-        for side in with_faults(&installed, program, [fault; 2], &log) {
+        let run = || with_faults(&installed, program, [fault; 2], &log);
+        let mut sides = run();
+        // Its own seven timeouts of 67 ms may pass while other programs have the processors.
+        for _ in 0..2 {
+            if sides.iter().any(|side| !side.status.success()) {
+                eprintln!("{program:?} runs again: {sides:?}");
+                sides = run();
+            }
+        }
+        for side in sides {
             let said = String::from_utf8_lossy(&side.stderr);
             row::succeeded(program[1], &side).unwrap_or_else(|why| panic!("{why}: {said}"));
             let errors = String::from_utf8_lossy(&side.stderr).into_owned();
