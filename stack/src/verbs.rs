@@ -346,6 +346,27 @@ pub enum WcStatus {
 }
 
 impl WcStatus {
+    /// All, by their numbers.
+    pub const ALL: [Self; 17] = [
+        Self::Success,
+        Self::LocLenErr,
+        Self::LocQpOpErr,
+        Self::LocProtErr,
+        Self::WrFlushErr,
+        Self::MwBindErr,
+        Self::BadRespErr,
+        Self::LocAccessErr,
+        Self::RemInvReqErr,
+        Self::RemAccessErr,
+        Self::RemOpErr,
+        Self::RetryExcErr,
+        Self::RnrRetryExcErr,
+        Self::RemAbortErr,
+        Self::FatalErr,
+        Self::RespTimeoutErr,
+        Self::GeneralErr,
+    ];
+
     /// The name in `verbs.h`, without `IBV_WC_`.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -417,26 +417,7 @@ pub(super) fn post_error(result: c_int) -> PostError {
 
 /// `enum ibv_wc_status`, by number. Statuses of services that are not used here are general errors.
 pub(super) fn wc_status(number: c_int) -> WcStatus {
-    let known = [
-        WcStatus::Success,
-        WcStatus::LocLenErr,
-        WcStatus::LocQpOpErr,
-        WcStatus::LocProtErr,
-        WcStatus::WrFlushErr,
-        WcStatus::MwBindErr,
-        WcStatus::BadRespErr,
-        WcStatus::LocAccessErr,
-        WcStatus::RemInvReqErr,
-        WcStatus::RemAccessErr,
-        WcStatus::RemOpErr,
-        WcStatus::RetryExcErr,
-        WcStatus::RnrRetryExcErr,
-        WcStatus::RemAbortErr,
-        WcStatus::FatalErr,
-        WcStatus::RespTimeoutErr,
-        WcStatus::GeneralErr,
-    ];
-    let found = known.into_iter().find(|status| *status as c_int == number);
+    let found = WcStatus::ALL.into_iter().find(|status| *status as c_int == number);
     found.unwrap_or(WcStatus::GeneralErr)
 }
 

@@ -245,14 +245,9 @@ fn a_claim_opens_each_interface_of_a_pod() {
     let (_far, _) = far(&host);
     host.configure(&[UPLINK, "default_policy = \"claimed\""].concat());
     host.start();
-    let path = host.container(0).netns().path();
-    let add = |end: &str, name: &str| {
-        let veth = ["link", "add", end, "type", "veth", "peer", "name", name, "netns", &path];
-        host.lab.host().ip(&veth).expect("a veth");
-    };
-    add("more1", "eth1");
+    host.add_interface(0, "more1", "eth1");
     introduce(&host, 0, "p");
-    add("more2", "eth2");
+    host.add_interface(0, "more2", "eth2");
     let each = |host: &Host| ["veth0", "more1", "more2"].map(|end| is_closed(host, end));
     eventually("all are known, and closed", || each(&host) == [Some(true); 3]);
     assert_eq!(claim(&host, "c", &["p"], [100, 0]), done());
@@ -276,11 +271,6 @@ fn an_interface_that_goes_closes_those_that_its_claim_opened() {
     let (_far, _) = far(&host);
     host.configure(&[UPLINK, "default_policy = \"claimed\""].concat());
     host.start();
-    let path = host.container(0).netns().path();
-    let add = |end: &str, name: &str| {
-        let veth = ["link", "add", end, "type", "veth", "peer", "name", name, "netns", &path];
-        host.lab.host().ip(&veth).expect("a veth");
-    };
     let pods = |host: &Host| -> Vec<Value> {
         let all = asked(host, json!({"command": "claims"})).into_iter();
         all.filter(|it| it["claimed"].is_object()).map(|it| it["claimed"]["pod"].clone()).collect()
@@ -288,7 +278,7 @@ fn an_interface_that_goes_closes_those_that_its_claim_opened() {
     assert_eq!(claim(&host, "c", &["p", "q"], [100, 0]), done());
     assert_eq!(pods(&host), [Value::Null]);
     introduce(&host, 0, "p");
-    add("more1", "eth1");
+    host.add_interface(0, "more1", "eth1");
     eventually("it is open", || is_closed(&host, "more1") == Some(false));
     assert_eq!(pods(&host), ["p"]);
     host.lab.host().ip(&["link", "del", "veth0"]).expect("removed");
@@ -296,7 +286,7 @@ fn an_interface_that_goes_closes_those_that_its_claim_opened() {
     assert_eq!(pods(&host), [Value::Null]);
     assert_eq!(shares(&host).len(), 0);
     // One of the same name, which no engine has introduced.
-    add("veth0", "eth0");
+    host.add_interface(0, "veth0", "eth0");
     eventually("it is known, and closed", || is_closed(&host, "veth0") == Some(true));
     host.kill();
     host.start();
@@ -317,9 +307,7 @@ fn an_interface_that_is_taken_over_closes_those_that_its_claim_opened() {
     assert_eq!(claim(&host, "c", &["p", "q"], [100, 0]), done());
     for (from, to, pod, is_known) in [(0, 1, "p", true), (2, 3, "q", false)] {
         let [of, more] = ["veth", "more"].map(|it| format!("{it}{from}"));
-        let path = host.container(from).netns().path();
-        let veth = ["link", "add", &more, "type", "veth", "peer", "name", "eth1", "netns", &path];
-        host.lab.host().ip(&veth).expect("a veth");
+        host.add_interface(from, &more, "eth1");
         introduce(&host, from, pod);
         let each = || [&of, &more].map(|end| is_closed(&host, end));
         assert_eq!(each(), [Some(false); 2]);

@@ -76,9 +76,7 @@ fn the_host_and_interfaces_without_a_host_end_are_refused() {
 fn every_interface_of_a_container_is_guarded() {
     let mut host = host_or_skip!("identity::every_interface", 1);
     let second = |host: &Host, name: &str, inside: &str, address: &str| {
-        let path = host.container(0).netns().path();
-        let add = ["link", "add", name, "type", "veth", "peer", "name", inside, "netns", &path];
-        host.lab.host().ip(&add).expect("a veth");
+        host.add_interface(0, name, inside);
         host.lab.host().ip(&["link", "set", name, "up"]).expect("up");
         let netns = host.container(0).netns();
         netns.ip(&["address", "add", address, "dev", inside]).expect("added");

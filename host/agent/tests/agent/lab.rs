@@ -211,6 +211,13 @@ impl Host {
         self.lab.container(index)
     }
 
+    /// Adds an interface to a container: the host's end of its veth, and its name in there.
+    pub(crate) fn add_interface(&self, container: usize, end: &str, name: &str) {
+        let path = self.container(container).netns().path();
+        let veth = ["link", "add", end, "type", "veth", "peer", "name", name, "netns", &path];
+        self.lab.host().ip(&veth).expect("a veth");
+    }
+
     /// The addresses of a container.
     pub(crate) fn addresses(&self, index: usize) -> [IpAddr; 2] {
         let container = self.container(index);

@@ -53,6 +53,19 @@ impl Shared {
         &self.node.api
     }
 
+    /// The status of a claim's only device.
+    pub(crate) fn device(&self, claim: &str) -> Value {
+        self.api().claim(claim).unwrap()["status"]["devices"][0].clone()
+    }
+
+    /// The claim `c` is prepared for the pod `p`, which has its network.
+    pub(crate) async fn has_network(&self, agent: &Agent) {
+        self.api().has_claim("c", UID, &["p"]);
+        self.manager.prepare("p", (UID, "c")).await.unwrap();
+        agent.has_pod("p", "02:00:00:00:00:01", "fd00::7");
+        until("its network", async || self.device("c")["networkData"].is_object()).await;
+    }
+
     /// A driver in this process, of a pod with this UID. It ends with the value.
     pub(crate) fn driver(&self, uid: &str) -> JoinSet<()> {
         self.driver_with(uid, PERIOD)

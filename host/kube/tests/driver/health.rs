@@ -77,7 +77,7 @@ async fn the_status_of_a_claim_follows_its_uplink() {
         it.manager.prepare(pod, (uid, name)).await.unwrap();
         agent.has_pod(pod, "02:00:00:00:00:01", "fd00::7");
     }
-    let status = |name: &str| it.api().claim(name).unwrap()["status"]["devices"][0].clone();
+    let status = |name: &str| it.device(name);
     let ready = |name: &str| status(name)["conditions"][0].clone();
     let is = |it: &Value, status: &str, says: &str| {
         it["status"] == status && it["message"].as_str().is_some_and(|it| it.contains(says))
@@ -119,11 +119,8 @@ async fn the_status_of_a_claim_follows_its_uplink() {
 #[tokio::test]
 async fn a_driver_that_takes_over_keeps_the_time_of_a_condition() {
     let (it, agent, driver) = Shared::running().await;
-    it.api().has_claim("c", UID, &["p"]);
-    it.manager.prepare("p", (UID, "c")).await.unwrap();
-    agent.has_pod("p", "02:00:00:00:00:01", "fd00::7");
-    let device = || it.api().claim("c").unwrap()["status"]["devices"][0].clone();
-    until("its network", async || device()["networkData"].is_object()).await;
+    it.has_network(&agent).await;
+    let device = || it.device("c");
     let mut last = driver;
     for (nth, (fault, status)) in
         [(Some("down"), "False"), (None, "True"), (Some("no cable"), "False")]
@@ -164,7 +161,7 @@ async fn an_agent_that_restarts_at_once_gets_its_claims_again() {
     let (it, agent, _driver) = Shared::running_with(NEVER).await;
     it.api().has_claim("c", UID, &["p"]);
     it.manager.prepare("p", (UID, "c")).await.unwrap();
-    let device = || it.api().claim("c").unwrap()["status"]["devices"][0].clone();
+    let device = || it.device("c");
     // Its pod has no network yet.
     until("its status", async || device()["conditions"][0]["status"] == "True").await;
     let mut last = agent;
@@ -180,11 +177,8 @@ async fn an_agent_that_restarts_at_once_gets_its_claims_again() {
 #[tokio::test]
 async fn a_driver_that_finds_no_agent_ends_ready() {
     let (it, agent, driver) = Shared::running().await;
-    it.api().has_claim("c", UID, &["p"]);
-    it.manager.prepare("p", (UID, "c")).await.unwrap();
-    agent.has_pod("p", "02:00:00:00:00:01", "fd00::7");
-    let device = || it.api().claim("c").unwrap()["status"]["devices"][0].clone();
-    until("its network", async || device()["networkData"].is_object()).await;
+    it.has_network(&agent).await;
+    let device = || it.device("c");
     let network = device()["networkData"].clone();
     drop((driver, agent));
     assert_eq!(device()["conditions"][0]["status"], "True");
@@ -210,7 +204,7 @@ async fn a_running_pod_without_an_interface_of_its_own_loses_none() {
         it.api().set_phase(pod, "Running");
     }
     agent.has_pod("q", "02:00:00:00:00:01", "fd00::7");
-    let device = || it.api().claim("c").unwrap()["status"]["devices"][0].clone();
+    let device = || it.device("c");
     until("its network", async || device()["networkData"].is_object()).await;
     tokio::time::sleep(Duration::from_secs(6)).await;
     assert_eq!(device()["conditions"][0]["status"], "True");

@@ -145,7 +145,7 @@ async fn a_driver_without_events_sleeps_and_acts_on_each() {
     it.api().put_pod("p", "c");
     it.api().set_phase("p", "Running");
     agent.has_pod("p", "02:00:00:00:00:01", "fd00::7");
-    let device = || it.api().claim("c").unwrap()["status"]["devices"][0].clone();
+    let device = || it.device("c");
     until("its network", async || device()["networkData"].is_object()).await;
     // Threads of the runtime end after a while, and so do the pauses of registrations.
     let mut fewest = u64::MAX;
@@ -174,7 +174,7 @@ async fn a_driver_without_events_sleeps_and_acts_on_each() {
     it.api().put_pod("q", "d");
     it.api().set_phase("q", "Running");
     agent.has_pod("q", "02:00:00:00:00:02", "fd00::8");
-    let device = || it.api().claim("d").unwrap()["status"]["devices"][0].clone();
+    let device = || it.device("d");
     until("the network of the second", async || device()["networkData"].is_object()).await;
     agent.lacks_pod("q");
     until("it is lost", async || device()["conditions"][0]["status"] == "False").await;

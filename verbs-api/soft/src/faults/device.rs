@@ -71,24 +71,7 @@ pub(super) const KINDS: [WcOpcode; 11] = [
 ];
 
 /// Failures of a completion, by their numbers in a plan.
-pub(super) const STATUSES: [WcStatus; 16] = [
-    WcStatus::LocLenErr,
-    WcStatus::LocQpOpErr,
-    WcStatus::LocProtErr,
-    WcStatus::WrFlushErr,
-    WcStatus::MwBindErr,
-    WcStatus::BadRespErr,
-    WcStatus::LocAccessErr,
-    WcStatus::RemInvReqErr,
-    WcStatus::RemAccessErr,
-    WcStatus::RemOpErr,
-    WcStatus::RetryExcErr,
-    WcStatus::RnrRetryExcErr,
-    WcStatus::RemAbortErr,
-    WcStatus::FatalErr,
-    WcStatus::RespTimeoutErr,
-    WcStatus::GeneralErr,
-];
+pub(super) const STATUSES: &[WcStatus] = WcStatus::ALL.as_slice().split_at(1).1;
 
 /// The faults of a device.
 #[derive(Debug)]
