@@ -64,6 +64,16 @@ fn installed() -> Result<Installation, String> {
         .map_err(|error| format!("{error}: test -p rocinante-capi -p rocinante-paths, too"))
 }
 
+/// The libraries; ends the test without them.
+macro_rules! installed_or_skip {
+    () => {
+        match installed() {
+            Ok(installed) => installed,
+            Err(why) => skip!("{why}"),
+        }
+    };
+}
+
 fn is_there(program: &str) -> bool {
     Path::new("/usr/bin").join(program).exists()
 }
@@ -77,10 +87,7 @@ fn programs_run_unmodified() {
              apt install ibverbs-utils perftest rdmacm-utils ucx-utils openmpi-bin libopenmpi-dev gcc"
         );
     }
-    let installed = match installed() {
-        Ok(installed) => installed,
-        Err(why) => skip!("{why}"),
-    };
+    let installed = installed_or_skip!();
     let rows = table::rows();
     for core in CORE {
         let row = rows.iter().find(|row| (row.program, row.mode, row.netdev) == core).unwrap();
@@ -95,10 +102,7 @@ fn of_many_on_one_address_a_third_is_killed_and_the_others_go_on() {
     if !is_there("ibv_rc_pingpong") {
         skip!("no programs: apt install ibverbs-utils");
     }
-    let installed = match installed() {
-        Ok(installed) => installed,
-        Err(why) => skip!("{why}"),
-    };
+    let installed = installed_or_skip!();
     let round = kills::round("udp", &installed).unwrap();
     assert_eq!((round.failed, round.killed, round.ended), (vec![], 22, 42));
 }
@@ -109,10 +113,7 @@ fn a_program_of_rdma_cm_is_told_of_a_peer_that_is_killed() {
     if !is_there("rping") {
         skip!("no programs: apt install rdmacm-utils");
     }
-    let installed = match installed() {
-        Ok(installed) => installed,
-        Err(why) => skip!("{why}"),
-    };
+    let installed = installed_or_skip!();
     let lab = Pair::new(&LabConfig::default()).unwrap();
     let [here, there] = lab.containers();
     let address = there.ipv4().to_string();
@@ -173,10 +174,7 @@ fn a_program_on_a_bad_network_ends_right() {
     if !["ibv_rc_pingpong", "ib_write_bw", "rping"].iter().all(|name| is_there(name)) {
         skip!("no programs: apt install ibverbs-utils perftest rdmacm-utils");
     }
-    let installed = match installed() {
-        Ok(installed) => installed,
-        Err(why) => skip!("{why}"),
-    };
+    let installed = installed_or_skip!();
     let folder = tempfile::TempDir::new().unwrap();
     let fault = "loss=2%,dup=1%,seed=7";
     let programs = [
@@ -203,8 +201,7 @@ fn a_program_on_a_bad_network_ends_right() {
         for side in sides {
             let said = String::from_utf8_lossy(&side.stderr);
             row::succeeded(program[1], &side).unwrap_or_else(|why| panic!("{why}: {said}"));
-            let errors = String::from_utf8_lossy(&side.stderr).into_owned();
-            assert!(errors.contains("faults are on: loss=2%,dup=1%,seed=7, seed 7"), "{errors}");
+            assert!(said.contains("faults are on: loss=2%,dup=1%,seed=7, seed 7"), "{said}");
         }
         let lines = std::fs::read_to_string(&log).unwrap();
         let lost = lines.lines().filter(|line| line.contains(r#""did":["lost"]"#)).count();
@@ -218,19 +215,17 @@ fn a_program_on_a_faulty_device_reports_the_failure() {
     if !is_there("ibv_rc_pingpong") || !is_there("ib_write_bw") {
         skip!("no programs: apt install ibverbs-utils perftest");
     }
-    let installed = match installed() {
-        Ok(installed) => installed,
-        Err(why) => skip!("{why}"),
-    };
+    let installed = installed_or_skip!();
     let folder = tempfile::TempDir::new().unwrap();
     let pingpong = ["ibv_rc_pingpong -g 0", "ibv_rc_pingpong -g 0 SERVER"];
     let write = ["ib_write_bw -D 5", "ib_write_bw -D 5 SERVER"];
-    for (nth, (program, fault, says)) in [
-        (pingpong, "verb=reg_mr,errno=ENOMEM", "Couldn't register MR"),
-        (pingpong, "verb=modify_qp,nth=2", "Failed to modify QP to RTR"),
-        (pingpong, "status=LOC_PROT_ERR,wc=send,nth=40", "Failed status local protection error"),
-        (write, "status=RETRY_EXC_ERR,nth=9", "status 12"),
-        (write, "event=DEVICE_FATAL,at=2s", ""),
+    for (nth, (program, fault, what, says)) in [
+        (pingpong, "verb=reg_mr,errno=ENOMEM", "call", "Couldn't register MR"),
+        (pingpong, "verb=modify_qp,nth=2", "call", "Failed to modify QP to RTR"),
+        (pingpong, "status=LOC_PROT_ERR,wc=send,nth=40", "completion", "local protection error"),
+        (write, "status=RETRY_EXC_ERR,nth=9", "completion", "status 12"),
+        // Its completions are flushed.
+        (write, "event=DEVICE_FATAL,at=2s", "event", "status 5"),
     ]
     .into_iter()
     .enumerate()
@@ -241,7 +236,7 @@ fn a_program_on_a_faulty_device_reports_the_failure() {
         let said = [&client.stdout, &client.stderr].map(|all| String::from_utf8_lossy(all));
         assert!(said.iter().any(|all| all.contains(says)), "{fault}: {said:?}");
         let lines = std::fs::read_to_string(&log).unwrap();
-        assert!(lines.contains(r#""what":"#), "{fault}: {lines}");
+        assert!(lines.contains(&format!(r#""what":"{what}""#)), "{fault}: {lines}");
     }
     for (fault, did) in [
         ("rnr=20%,seed=1", r#""did":["RNR"]"#),
@@ -262,13 +257,10 @@ fn a_log_without_a_reader_ends_no_program() {
     if !is_there("ibv_rc_pingpong") {
         skip!("no programs: apt install ibverbs-utils");
     }
-    let installed = match installed() {
-        Ok(installed) => installed,
-        Err(why) => skip!("{why}"),
-    };
+    let installed = installed_or_skip!();
     let folder = tempfile::TempDir::new().unwrap();
     let pipe = folder.path().join("pipe");
-    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let read = pipe.clone();
     // It goes after both sides have begun to write.
     let reader = std::thread::spawn(move || {
@@ -312,10 +304,7 @@ fn tests_of_rdma_core_pass() {
     if !Path::new(suite::TESTS).is_dir() {
         skip!("no suite: apt install rdma-core python3-pyverbs");
     }
-    let installed = match installed() {
-        Ok(installed) => installed,
-        Err(why) => skip!("{why}"),
-    };
+    let installed = installed_or_skip!();
     // A test of huge pages needs those that the machine has set aside.
     let is_wanted = |test: &suite::Test| test.state == State::Must && !test.name.contains("huge");
     let wanted: Vec<_> = suite::tests().into_iter().filter(is_wanted).collect();
@@ -379,10 +368,7 @@ fn ucx_loses_one_of_two_rails_and_ends_or_goes_on() {
     if !is_there("ucx_perftest") {
         skip!("no ucx_perftest: apt install ucx-utils");
     }
-    let installed = match installed() {
-        Ok(installed) => installed,
-        Err(why) => skip!("{why}"),
-    };
+    let installed = installed_or_skip!();
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let [here, there] = [lab.container(0), lab.container(1)];
     for index in [0, 1] {

@@ -56,6 +56,7 @@ const WORKER_IDLE: Duration = Duration::from_millis(500);
 /// dropped meanwhile, and its kernel asks for a neighbour again after a second.
 const HEAR_PAUSE_TIMES: u32 = 9;
 const HEAR_PAUSE_MAX: Duration = Duration::from_millis(10);
+
 /// How often to look whether programs hold more than they may.
 const HOLDS_PAUSE: Duration = Duration::from_secs(2);
 

@@ -3,7 +3,7 @@
 //! for two thirds of that time from its last request on. So clocks must run at the same rate, but
 //! need not agree.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::objects::{Cluster, Failed, asked, resource_of};
+use crate::objects::{Cluster, Failed, asked, resource_of, since_1970};
 use crate::said::Said;
 
 const GROUP: &str = "coordination.k8s.io";
@@ -38,7 +38,7 @@ impl Lease {
     pub(crate) fn new(cluster: &Cluster, time: Duration) -> Self {
         let of = resource_of(GROUP, "Lease", "leases");
         let leases = Api::default_namespaced_with(cluster.client.clone(), &of);
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let since = since_1970();
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let holder = format!("{}_{}_{:x}", host.trim(), std::process::id(), since.as_nanos());
         Self { leases, holder, time, until: watch::Sender::new(None) }

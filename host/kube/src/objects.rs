@@ -183,7 +183,7 @@ impl Cluster {
             return Ok(pod);
         }
         // A patch that changes nothing keeps the version.
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let since = since_1970();
         let patch = json!({"metadata": {
             "resourceVersion": pod.metadata.resource_version,
             "annotations": {FENCE: format!("{}", since.as_nanos())},
@@ -334,4 +334,9 @@ pub(crate) async fn asked<T>(request: impl Future<Output = kube::Result<T>>) -> 
         Ok(Err(error)) => Err(Failed::Unknown(error.to_string())),
         Err(_) => Err(Failed::Unknown(format!("none within {REQUEST_MAX:?}"))),
     }
+}
+
+/// The time since 1970; its nanoseconds make names that do not come again.
+pub(crate) fn since_1970() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }

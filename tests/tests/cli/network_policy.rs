@@ -1,4 +1,5 @@
-//! `deploy/kubernetes/examples/network-policy.yaml`, as the rules that network plugins make of it.
+//! The rules that network plugins make of `deploy/kubernetes/examples/network-policy.yaml`. The
+//! tests of rocinante-kube check the file.
 
 use std::net::Ipv4Addr;
 

@@ -209,7 +209,7 @@ fn variables_are_checked_before_the_program_begins() {
     assert_eq!(named.output().unwrap().status.code(), Some(0));
 }
 
-/// A new variable of the sources has to be in `WRONG` or in `OTHERS`.
+/// A new constant of the sources for a variable has to be in `WRONG` or in `OTHERS`.
 #[test]
 fn each_variable_of_the_sources_is_in_a_table() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

@@ -1,7 +1,7 @@
 /*
  * Posts WRITEs of 64 bytes and polls for their completions, as often as the argument says, by the
- * C ABI. `cargo xtask instructions` counts it beside examples/post.rs, which does the same by the
- * Rust API: the two queue pairs of one device are each other's peers.
+ * C ABI. `cargo xtask instructions` counts it beside benches/src/bin/post.rs, which does the same by
+ * the Rust API: the two queue pairs of one device are each other's peers.
  */
 #include <infiniband/verbs.h>
 #include <stdint.h>

@@ -58,6 +58,9 @@ fn shares(host: &Host) -> BTreeMap<String, [u64; 2]> {
     all.map(|(class, [rate, ceil, _])| (class, [rate / MEGA, ceil / MEGA])).collect()
 }
 
+/// Claims decide.
+const CLAIMED: &str = "default_policy = \"claimed\"\n";
+
 fn done() -> Vec<Value> {
     vec![json!({"done": {}})]
 }
@@ -149,7 +152,6 @@ impl Listener {
 fn where_claims_decide_no_roce_leaves_a_container_without_one() {
     let mut host = host_or_skip!("claims::where_claims_decide", 4);
     let (_far, _) = far(&host);
-    const CLAIMED: &str = "default_policy = \"claimed\"\n";
     host.configure(&[UPLINK, CLAIMED].concat());
     host.start();
     let listener = Listener::new(&host, 3);
@@ -230,7 +232,7 @@ fn an_interface_that_was_moved_is_closed_as_others() {
     let below = Netns::new().expect("a namespace");
     let moves = ["link", "set", "eth0", "netns", &below.path()];
     host.container(0).netns().ip(&moves).expect("moved");
-    reload(&host, &[UPLINK, "default_policy = \"claimed\""].concat());
+    reload(&host, &[UPLINK, CLAIMED].concat());
     assert_eq!(is_closed(&host, "veth0"), Some(true));
     assert_eq!(claim(&host, "c", &["p"], [100, 0]), done());
     assert_eq!(is_closed(&host, "veth0"), Some(false));
@@ -243,7 +245,7 @@ fn an_interface_that_was_moved_is_closed_as_others() {
 fn a_claim_opens_each_interface_of_a_pod() {
     let mut host = host_or_skip!("claims::a_claim_opens_each", 1);
     let (_far, _) = far(&host);
-    host.configure(&[UPLINK, "default_policy = \"claimed\""].concat());
+    host.configure(&[UPLINK, CLAIMED].concat());
     host.start();
     host.add_interface(0, "more1", "eth1");
     introduce(&host, 0, "p");
@@ -269,7 +271,7 @@ fn a_claim_opens_each_interface_of_a_pod() {
 fn an_interface_that_goes_closes_those_that_its_claim_opened() {
     let mut host = host_or_skip!("claims::an_interface_that_goes", 1);
     let (_far, _) = far(&host);
-    host.configure(&[UPLINK, "default_policy = \"claimed\""].concat());
+    host.configure(&[UPLINK, CLAIMED].concat());
     host.start();
     let pods = |host: &Host| -> Vec<Value> {
         let all = asked(host, json!({"command": "claims"})).into_iter();
@@ -302,7 +304,7 @@ fn an_interface_that_goes_closes_those_that_its_claim_opened() {
 fn an_interface_that_is_taken_over_closes_those_that_its_claim_opened() {
     let mut host = host_or_skip!("claims::an_interface_that_is_taken", 4);
     let (_far, _) = far(&host);
-    host.configure(&[UPLINK, "default_policy = \"claimed\""].concat());
+    host.configure(&[UPLINK, CLAIMED].concat());
     host.start();
     assert_eq!(claim(&host, "c", &["p", "q"], [100, 0]), done());
     for (from, to, pod, is_known) in [(0, 1, "p", true), (2, 3, "q", false)] {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::{self, BoxStream};
@@ -15,6 +15,7 @@ use self::api::{DeviceHealth, Health, Identifier, WatchRequest, WatchResponse};
 use super::claim::device_of;
 use super::state::Store;
 use crate::agent::Status;
+use crate::objects::since_1970;
 
 /// The kubelet's API. Tests have the other half of it.
 #[allow(dead_code, missing_docs, unreachable_pub, clippy::all)]
@@ -88,7 +89,7 @@ impl Devices {
         }
         let records = self.store.read().unwrap_or_default();
         names.extend(records.values().flat_map(|it| &it.shares).map(|it| it.device.clone()));
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let since = since_1970();
         let device = |device: String| {
             let fault = self.fault(&device);
             let health = match (*self.serves.borrow(), &fault) {

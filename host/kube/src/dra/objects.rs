@@ -1,7 +1,5 @@
 //! The requests of the driver.
 
-use std::time::SystemTime;
-
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ApiResource, DeleteParams, Patch, PatchParams, PostParams};
 use kube::core::DynamicObject;
@@ -10,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::DRIVER;
 use super::claim::{Claim, Record};
-use crate::objects::{Cluster, Failed, asked, resource_of};
+use crate::objects::{Cluster, Failed, asked, resource_of, since_1970};
 
 const GROUP: &str = "resource.k8s.io";
 
@@ -64,7 +62,7 @@ impl Cluster {
 
     /// Tells the operators of a node.
     pub(crate) async fn event(&self, node: &str, reason: &str, message: &str) {
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let since = since_1970();
         let now = Timestamp::now();
         let event = json!({
             "apiVersion": "v1",

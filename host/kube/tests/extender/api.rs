@@ -160,11 +160,12 @@ impl Api {
     /// A configuration of clients, in this file.
     pub(crate) fn write_config(&self, path: &Path) {
         let server = format!("http://{}", self.address);
+        let context = json!({"cluster": "test", "user": "test", "namespace": "rocinante"});
         let text = json!({
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "test",
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": "rocinante"}}],
+            "contexts": [{"name": "test", "context": context}],
             "clusters": [{"name": "test", "cluster": {"server": server}}],
             "users": [{"name": "test", "user": {}}],
         });

@@ -137,6 +137,18 @@ fn each_file_is_named_and_has_no_field_that_the_api_does_not_know() {
     assert_eq!(resources(FOLDERS[1]).len(), 7);
 }
 
+/// `tests/tests/cli/network_policy.rs` has the rules that follow.
+#[test]
+fn the_network_policy_permits_rocev2_in_both_directions() {
+    let spec = &of_kind("NetworkPolicy")[0]["spec"];
+    assert_eq!(texts(&spec["policyTypes"]), ["Ingress", "Egress"]);
+    for (list, peers) in [("ingress", "from"), ("egress", "to")] {
+        let rule = &spec[list][0];
+        assert_eq!(rule["ports"], serde_json::json!([{"protocol": "UDP", "port": 4791}]));
+        assert_eq!(rule[peers][0]["podSelector"], spec["podSelector"]);
+    }
+}
+
 #[test]
 fn what_a_manifest_refers_to_is_there() {
     let names =
