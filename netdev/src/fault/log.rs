@@ -1,4 +1,4 @@
-//! A line for each decision that changed the fate of a datagram.
+//! A line for each fault that struck a datagram, a call or a completion, and for each event.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -19,8 +19,9 @@ use crate::kernel::silent;
 /// Bytes after which lines are written in the middle of a burst.
 const LINES: usize = 64 * 1024;
 
-/// The log of a port. Several ports and processes may append to one file: each write is of whole
-/// lines. It never waits: lines that a full pipe or disk does not take are lost, and counted.
+/// The log of a port, or of a device itself. Several ports and processes may append to one file:
+/// each write is of whole lines. It never waits: lines that a full pipe or disk does not take are
+/// lost, and counted.
 #[derive(Debug)]
 pub(crate) struct FaultLog {
     file: File,

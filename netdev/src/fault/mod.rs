@@ -27,7 +27,7 @@ use link::{Fate, Link, LinkConfig, Loss};
 use rng::Rng;
 
 /// Ethernet, IPv4 or IPv6, and UDP headers: a rate limiter counts them besides the payload.
-pub(crate) const HEADERS: [usize; 2] = [14 + 20 + 8, 14 + 40 + 8];
+const HEADERS: [usize; 2] = [14 + 20 + 8, 14 + 40 + 8];
 
 /// The ECN field of a datagram that met congestion: CE (RFC 3168, section 5).
 pub(crate) const CONGESTION: u8 = 3;

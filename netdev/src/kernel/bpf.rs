@@ -159,13 +159,21 @@ impl Program {
     }
 
     /// Attaches to an interface until the link is dropped or the process ends in any way.
-    pub fn attach(&self, ifindex: u32, generic: bool) -> io::Result<Link> {
-        let attr = LinkCreate {
-            prog_fd: raw(&self.0),
-            target_ifindex: ifindex,
-            attach_type: ATTACH_XDP,
-            flags: if generic { XDP_FLAGS_SKB_MODE } else { XDP_FLAGS_DRV_MODE },
-        };
+    pub fn attach(&self, ifindex: u32) -> io::Result<Link> {
+        self.attach_by(ifindex, XDP_FLAGS_DRV_MODE)
+    }
+
+    /// Likewise where the driver has no XDP.
+    #[cfg(test)]
+    pub(crate) fn attach_generic(&self, ifindex: u32) -> io::Result<Link> {
+        /// `XDP_FLAGS_SKB_MODE` of `if_link.h`.
+        const SKB_MODE: u32 = 1 << 1;
+        self.attach_by(ifindex, SKB_MODE)
+    }
+
+    fn attach_by(&self, ifindex: u32, flags: u32) -> io::Result<Link> {
+        let (prog_fd, target_ifindex, attach_type) = (raw(&self.0), ifindex, ATTACH_XDP);
+        let attr = LinkCreate { prog_fd, target_ifindex, attach_type, flags };
         bpf_fd(LINK_CREATE, &attr).map(Link)
     }
 

@@ -10,6 +10,7 @@ use rustix::net::AddressFamily;
 
 use crate::kernel::descriptors::datagram_socket;
 use crate::kernel::rtnl::Rtnl;
+use crate::kernel::worded::is_passing;
 use crate::tuning::routes::ASK_AGAIN;
 
 const ETHTOOL_GSET: u32 = 0x1;
@@ -206,15 +207,6 @@ impl Bits {
             || self.sum_each.iter().all(|bit| bit.is_some_and(is_on));
         is_on(self.segmentation) && sums
     }
-}
-
-/// Whether an error says nothing about an interface or the kernel. `ENODEV` also comes while a
-/// driver resets the interface (`netif_device_present`); rtnetlink knows whether that is gone.
-pub(crate) fn is_passing(error: &io::Error) -> bool {
-    let errnos =
-        [libc::ENODEV, libc::ENOMEM, libc::ENOBUFS, libc::EINTR, libc::EAGAIN, libc::EBUSY];
-    error.kind() == io::ErrorKind::TimedOut
-        || error.raw_os_error().is_some_and(|errno| errnos.contains(&errno))
 }
 
 /// A `struct ethtool_channels`: the command, four limits, and the counts of receive, transmit,

@@ -327,10 +327,10 @@ pub trait Port: Send {
     fn leave(&mut self, group: IpAddr);
 
     /// Reads received datagrams, up to about `budget` of them (a super-packet is never split), and
-    /// hands each to `sink`. Returns their number, in which those that it drops may count:
-    /// fewer than `budget` means that the queue was empty. Makes at
-    /// most a handful of system calls per call, none per datagram. Error: only errors that end the
-    /// port's life (the interface is gone); a peer cannot cause one.
+    /// hands each to `sink`. Returns their number, in which those that it drops may count: fewer
+    /// than `budget` means that the queue was empty. Makes at most a handful of system calls per
+    /// call, none per datagram. Error: only errors that end the port's life (the interface is
+    /// gone); a peer cannot cause one.
     fn receive(
         &mut self,
         budget: usize,

@@ -25,8 +25,8 @@ use super::sockets::{Options, to_itself};
 use super::staging::RUN_BYTES_MAX;
 use super::sys::{Message, SendScratch, Socket, begin_message};
 use crate::kernel::descriptors::wait_readable;
-use crate::kernel::ethtool::is_passing;
 use crate::kernel::interface::Interface;
+use crate::kernel::worded::is_passing;
 use crate::tuning::udp::{RING_IDLE, RING_IDLE_CROWDED, RING_RUNS, TRIAL_TENTHS};
 
 /// Bytes of the longest run, and of the gap before it in its first page.

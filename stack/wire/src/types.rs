@@ -366,10 +366,11 @@ mod tests {
     }
 
     #[test]
-    fn mtu_follows_the_link_as_rxe_has_it() {
+    fn an_mtu_leaves_room_for_the_longest_headers() {
         assert_eq!(Mtu::for_link(1500), Some(Mtu::Mtu1024));
         assert_eq!(Mtu::for_link(4180), Some(Mtu::Mtu4096));
         assert_eq!(Mtu::for_link(4179), Some(Mtu::Mtu2048));
+        assert_eq!(Mtu::for_link(340), Some(Mtu::Mtu256));
         assert_eq!(Mtu::for_link(339), None);
         assert_eq!(Mtu::from_bytes(2048).map(Mtu::code), Some(4));
         assert_eq!(Mtu::Mtu4096.bytes(), 4096);

@@ -76,9 +76,15 @@ impl Host {
         self.faults = Some(Box::new(Judge { faults: faults.clone(), broken: Vec::new() }));
     }
 
-    /// Whether a fault has a packet find no receive.
-    pub(super) fn is_unready(&self, datagram: &Datagram<'_>) -> bool {
-        self.faults.as_ref().is_some_and(|judge| judge.faults.is_unready(datagram))
+    /// Gives the engine a datagram, which finds no receive if a fault decides so.
+    #[inline]
+    pub(super) fn judge(&mut self, now: Time, datagram: &Datagram<'_>, engine: &mut Engine) {
+        self.before_packets(now);
+        if self.faults.as_ref().is_some_and(|judge| judge.faults.is_unready(datagram)) {
+            engine.handle_unready(now, datagram, self);
+        } else {
+            engine.handle_datagram(now, datagram, self);
+        }
     }
 
     /// Breaks the queue pairs of the completions that a fault made errors.

@@ -86,7 +86,7 @@ impl Neighbours {
         }
         let service = service?;
         let other = Some(service.listened()).filter(|other| *other != service);
-        let find = |service: ServiceId| self.listener(service.0, datagram.dst);
+        let find = |service: ServiceId| self.slots.listener(service.0, datagram.dst);
         find(service).or_else(|| find(other?))
     }
 
@@ -99,18 +99,13 @@ impl Neighbours {
         self.slots.noted(datagram.dst, Note::mark_of(peer, qpn), is_it)
     }
 
-    /// The slot of the process that listens for a service, if that is not this one. Only the leader
-    /// asks: its neighbours do not hand such a datagram on.
-    fn listener(&self, service: u64, address: IpAddr) -> Option<u8> {
-        if !self.slots.is_leader(address) {
-            return None;
-        }
-        self.slots.listener(service, address)
-    }
-
-    /// Leaves requests that came before their listener to the processes that have it.
+    /// Leaves requests that came before their listener to the processes that have it. Only the
+    /// leader does: its neighbours do not hand such a datagram on.
     pub(super) fn leave_requests(&self, now: Time, cm: &mut ConnectionManager) {
-        cm.leave_to_others(now, |service, address| self.listener(service.0, address).is_some());
+        let listens = |service: u64, address| self.slots.listener(service, address).is_some();
+        cm.leave_to_others(now, |service, address| {
+            self.slots.is_leader(address) && listens(service.0, address)
+        });
     }
 
     #[cold]

@@ -197,12 +197,7 @@ impl Others {
         for (from, datagram) in self.letters.datagrams() {
             own.take(engine, host);
             let before = accepted(engine);
-            host.before_packets(now);
-            if host.is_unready(&datagram) {
-                engine.handle_unready(now, &datagram, host);
-            } else {
-                engine.handle_datagram(now, &datagram, host);
-            }
+            host.judge(now, &datagram, engine);
             // Tells the receiving shard, which can then leave its port alone for a moment and wake
             // no thread meanwhile.
             if accepted(engine) == before {

@@ -256,7 +256,7 @@ impl Shard {
 
     fn receive(&mut self, now: Time) -> usize {
         if self.io.is_unusual() {
-            return self.receive_judged(now);
+            return self.receive_unusual(now);
         }
         self.watch_load();
         let Self { engine, host, router, .. } = self;
@@ -275,7 +275,7 @@ impl Shard {
 
     /// The same for a port that is unusual.
     #[cold]
-    fn receive_judged(&mut self, now: Time) -> usize {
+    fn receive_unusual(&mut self, now: Time) -> usize {
         if self.io.is_broken() {
             return 0;
         }
@@ -285,12 +285,7 @@ impl Shard {
         let received = self.io.port.receive(RX_BURST, |datagram| {
             let Some(datagram) = router.route(&datagram) else { return };
             router.staging.take(engine, host);
-            host.before_packets(now);
-            if host.is_unready(&datagram) {
-                engine.handle_unready(now, &datagram, host);
-            } else {
-                engine.handle_datagram(now, &datagram, host);
-            }
+            host.judge(now, &datagram, engine);
         });
         self.received(now, used_before, received)
     }

@@ -175,7 +175,7 @@ pub(super) fn open_sockets(
             .set(&queue.to_ne_bytes(), fd_value(made.socket.as_fd()))
             .map_err(|e| permission("cannot put the socket into the XSKMAP", e))?;
     }
-    let attach = || program.attach(iface.index, false);
+    let attach = || program.attach(iface.index);
     let link = patiently(libc::EBUSY, COPIES_HELD_MAX.min(patience), attach)
         .map_err(|e| attach_error::explain(iface, e))?;
     Ok(Opened { sockets, link, mac: copy(own.mac.as_fd())? })

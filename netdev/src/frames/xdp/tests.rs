@@ -55,7 +55,7 @@ pub(crate) fn another_program(interface: u32) -> io::Result<impl Sized> {
     let mut asm = Asm::default();
     asm.mov_imm(Reg::R0, prog::XDP_PASS.cast_signed());
     asm.exit();
-    Program::load("other", &asm.assemble())?.attach(interface, false)
+    Program::load("other", &asm.assemble())?.attach(interface)
 }
 
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -40,8 +40,7 @@ pub(super) const NAME_LEN: usize = 16;
 /// `BPF_F_XDP_HAS_FRAGS`: the program reads only the linear part and so accepts frames of several
 /// fragments, which a veth needs above an MTU of about 3500.
 pub(super) const F_XDP_HAS_FRAGS: u32 = 1 << 5;
-/// `XDP_FLAGS_SKB_MODE` and `XDP_FLAGS_DRV_MODE` of `if_link.h`.
-pub(super) const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
+/// `if_link.h`: the driver runs it.
 pub(super) const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 
 #[repr(C)]

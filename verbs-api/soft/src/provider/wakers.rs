@@ -15,7 +15,8 @@ struct Task {
     /// 0 if its owner has no number.
     number: u64,
     waker: Waker,
-    since: Instant,
+    /// The begin of its wait, if it has no number.
+    since: Option<Instant>,
 }
 
 /// The tasks that wait for one thing.
@@ -72,7 +73,8 @@ impl Wakers {
                 if number == 0 && tasks.len() >= NAMELESS_MAX {
                     oldest = long_gone(&tasks).map(|at| tasks.swap_remove(at).waker);
                 }
-                tasks.push(Task { number, waker: waker.clone(), since: Instant::now() });
+                let since = (number == 0).then(Instant::now);
+                tasks.push(Task { number, waker: waker.clone(), since });
             }
         }
         // The last waker may drop its task, which may wait here: not under the lock.
@@ -103,12 +105,12 @@ impl Wakers {
 /// The oldest task without a number, if there are too many of these and it has waited for long.
 #[cold]
 fn long_gone(tasks: &[Task]) -> Option<usize> {
-    let nameless = || tasks.iter().enumerate().filter(|(_, task)| task.number == 0);
+    let nameless = || tasks.iter().enumerate().filter_map(|(at, task)| Some((at, task.since?)));
     if nameless().count() < NAMELESS_MAX {
         return None;
     }
-    let (at, oldest) = nameless().min_by_key(|(_, task)| task.since)?;
-    (oldest.since.elapsed() >= NAMELESS_AGE).then_some(at)
+    let (at, since) = nameless().min_by_key(|(_, since)| *since)?;
+    (since.elapsed() >= NAMELESS_AGE).then_some(at)
 }
 
 /// Which look of a poll it is.

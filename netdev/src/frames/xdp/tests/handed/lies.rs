@@ -74,7 +74,7 @@ const LIES: [Lie; 17] = [
         asm.mov_imm(Reg::R0, prog::XDP_PASS.cast_signed());
         asm.exit();
         let program = Program::load("other", &asm.assemble()).expect("loaded");
-        let link = ns.run(|| program.attach(1, true)).expect("attached to lo");
+        let link = ns.run(|| program.attach_generic(1)).expect("attached to lo");
         grant(&connection, GRANTED, &with(ns, 2, link.into()));
     }),
     ("no map of an Ethernet address", |connection, ns, _| {
