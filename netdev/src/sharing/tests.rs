@@ -13,6 +13,7 @@ use crate::ROCE_PORT;
 use crate::kernel::descriptors::{patiently, wait_readable};
 use crate::port::contract::PortStats;
 use crate::port::contract::{PathId, PathSpec, Port as _, RxIpId};
+use crate::testing::ReceiveBy as _;
 use crate::testing::loopback;
 use crate::testing::sides::{Open as _, SELECTOR, lo};
 use crate::testing::testns::{NetNs, forget_option, has_address, or_skip, wait_until};
@@ -62,7 +63,7 @@ fn received(port: &mut UdpPort) -> Vec<u8> {
     let mut marks = Vec::new();
     // Often enough to look for datagrams from neighbours, too.
     for _ in 0..300 {
-        port.receive(64, |datagram| marks.push(datagram.payload[0])).expect("received");
+        port.receive_by(64, &mut |datagram| marks.push(datagram.payload[0])).expect("received");
     }
     marks
 }
@@ -184,7 +185,7 @@ fn what_is_handed_over_arrives_as_it_was() {
     assert!(wait_readable(second.ports[0].wait_fd(), 10_000).expect("poll"), "it is told");
     let mut nth = 0;
     for _ in 0..300 {
-        let got = second.ports[0].receive(64, |it| {
+        let got = second.ports[0].receive_by(64, &mut |it| {
             let payload = vec![(nth / 2) as u8; 4000 * (nth / 2) + 1];
             let expected = match nth % 2 {
                 0 => RxDatagram {

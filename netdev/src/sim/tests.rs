@@ -1,5 +1,6 @@
 use super::*;
 use crate::kernel::descriptors::wait_readable;
+use crate::testing::ReceiveBy as _;
 
 const A: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 const B: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
@@ -50,7 +51,7 @@ fn drain(port: &mut SimPort) -> Trace {
 #[test]
 fn a_burst_is_no_longer_than_it_may_be() {
     let (_net, mut a, mut b, path) = pair();
-    let received = |b: &mut SimPort, budget| b.receive(budget, |_| ()).unwrap();
+    let received = |b: &mut SimPort, budget| b.receive_by(budget, &mut |_| ()).unwrap();
     send(&mut a, path, 3, 64);
     assert_eq!(received(&mut b, 2), 2);
     send(&mut a, path, 3, 64);
@@ -182,10 +183,10 @@ fn the_budget_of_a_receive_is_kept_and_the_descriptor_tells_of_the_rest() {
     assert!(!wait_readable(b.wait_fd(), 0).unwrap());
     send(&mut a, path, 10, 64);
     assert!(wait_readable(b.wait_fd(), 0).unwrap());
-    assert_eq!(b.receive(4, |_| ()).unwrap(), 4);
+    assert_eq!(b.receive_by(4, &mut |_| ()).unwrap(), 4);
     assert!(wait_readable(b.wait_fd(), 0).unwrap());
-    assert_eq!(b.receive(6, |_| ()).unwrap(), 6);
-    assert_eq!(b.receive(6, |_| ()).unwrap(), 0);
+    assert_eq!(b.receive_by(6, &mut |_| ()).unwrap(), 6);
+    assert_eq!(b.receive_by(6, &mut |_| ()).unwrap(), 0);
     assert!(!wait_readable(b.wait_fd(), 0).unwrap());
 }
 
@@ -200,7 +201,7 @@ fn more_than_a_flush_takes_is_refused_until_then() {
     assert!(count >= 60, "{count}");
     a.flush(crate::testing::no_failure);
     assert!(a.reserve(path, 4120).is_some());
-    assert_eq!(b.receive(usize::MAX, |_| ()).unwrap(), count);
+    assert_eq!(b.receive_by(usize::MAX, &mut |_| ()).unwrap(), count);
 }
 
 #[test]
@@ -214,7 +215,7 @@ fn a_group_is_for_those_who_have_joined() {
     let path = ports[0].add_path(&spec(A, group)).unwrap().id;
     let heard = |ports: &mut [SimPort; 3]| {
         send(&mut ports[0], path, 1, 9);
-        ports.each_mut().map(|port| port.receive(9, |d| assert_eq!(d.dst, group)).unwrap())
+        ports.each_mut().map(|port| port.receive_by(9, &mut |d| assert_eq!(d.dst, group)).unwrap())
     };
     assert_eq!(heard(&mut ports), [1, 1, 0]);
     ports[0].leave(group);
@@ -225,7 +226,7 @@ fn a_group_is_for_those_who_have_joined() {
 /// Each datagram as a port sees it: its first byte, its source, and its identification.
 fn identified(port: &mut SimPort) -> Vec<(u8, IpAddr, RxIpId)> {
     let mut got = Vec::new();
-    port.receive(usize::MAX, |d| got.push((d.payload[0], d.src, d.ip_id))).unwrap();
+    port.receive_by(usize::MAX, &mut |d| got.push((d.payload[0], d.src, d.ip_id))).unwrap();
     got
 }
 

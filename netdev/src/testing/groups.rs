@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use crate::kernel::descriptors;
+use crate::testing::ReceiveBy as _;
 use crate::testing::sides::{self, ip, on_each, open, sides, spec};
 use crate::testing::testns::{NetNs, arrives, has_arrivals, or_skip, wait_until};
 use crate::udp::sys::Socket;
@@ -161,7 +162,7 @@ fn groups_take_turns(backend: Backend) -> Result<(), String> {
     while turns.len() < 12 && Instant::now() < end {
         descriptors::wait_readable(b.wait_fd(), 20).expect("poll");
         let mut round = Vec::new();
-        b.receive(1, |d| round.push(d.dst)).expect("alive");
+        b.receive_by(1, &mut |d| round.push(d.dst)).expect("alive");
         first.extend(round.first().copied());
         turns.extend(round);
     }
@@ -216,7 +217,7 @@ fn groups_come_and_go(backend: Backend) -> Result<(), String> {
         let end = Instant::now() + PATIENCE;
         while heard.is_empty() && Instant::now() < end {
             descriptors::wait_readable(b.wait_fd(), 20).expect("poll");
-            b.receive(budget, |d: RxDatagram<'_>| heard.push(d.dst)).expect("alive");
+            b.receive_by(budget, &mut |d: RxDatagram<'_>| heard.push(d.dst)).expect("alive");
             b.maintain();
         }
         heard

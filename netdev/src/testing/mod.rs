@@ -8,10 +8,11 @@ mod scarcity;
 pub(crate) mod sides;
 pub(crate) mod testns;
 
+use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::port::contract::TxFailure;
+use crate::port::contract::{Port, RxDatagram, TxFailure};
 
 /// An address in 127.64.0.0/10 and above that no other test has, of this process or of another:
 /// all use UDP/4791.
@@ -27,3 +28,17 @@ pub(crate) fn loopback() -> IpAddr {
 pub(crate) fn no_failure(failure: TxFailure) {
     panic!("{failure:?}");
 }
+
+/// Receiving for a sink of one type: a closure at each call would be compiled with a copy of the
+/// backend's receiving.
+pub(crate) trait ReceiveBy: Port + Sized {
+    fn receive_by(
+        &mut self,
+        budget: usize,
+        sink: &mut dyn FnMut(RxDatagram<'_>),
+    ) -> io::Result<usize> {
+        self.receive(budget, sink)
+    }
+}
+
+impl<P: Port> ReceiveBy for P {}

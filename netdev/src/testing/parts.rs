@@ -7,6 +7,7 @@ use crate::frames::packet::PacketPort;
 use crate::frames::xdp::XdpPort;
 use crate::kernel::descriptors;
 use crate::port::error::OpenError;
+use crate::testing::ReceiveBy as _;
 use crate::testing::sides::{SELECTOR, acquire, ip, spec};
 use crate::testing::testns::{Pair, or_skip};
 use crate::udp::UdpPort;
@@ -23,7 +24,7 @@ const LENS: [usize; 4] = [4116, 4116, 1044, 20];
 pub(crate) fn echo(pair: &Pair, port: &mut AnyPort) {
     descriptors::wait_readable(port.wait_fd(), 5).expect("poll");
     let mut got: Vec<(IpAddr, IpAddr, Vec<u8>)> = Vec::new();
-    port.receive(64, |d| got.push((d.dst, d.src, d.payload.to_vec()))).expect("alive");
+    port.receive_by(64, &mut |d| got.push((d.dst, d.src, d.payload.to_vec()))).expect("alive");
     port.maintain();
     for (local, remote, payload) in got {
         let spec = PathSpec { local, remote, ..spec(B[0], A[0]) };

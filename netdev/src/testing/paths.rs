@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use crate::kernel::descriptors;
+use crate::testing::ReceiveBy as _;
 use crate::testing::sides::{ip, on_each, open, open_shards, sides, spec};
 use crate::testing::testns::{NetNs, Pair, arrives, has_arrivals, needs, wait_until};
 use crate::{AnyPort, Backend, PathId, PathSpec, Port, RxDatagram};
@@ -153,7 +154,7 @@ fn the_end_comes_after_what_arrived(backend: Backend) -> Result<(), String> {
     }
     let (mut marks, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(20));
     let end = loop {
-        match b.receive(1, |d| marks.push(d.payload[0])) {
+        match b.receive_by(1, &mut |d| marks.push(d.payload[0])) {
             Ok(_) => assert!(Instant::now() < deadline, "it never ends"),
             Err(e) => break e.raw_os_error(),
         }
@@ -184,8 +185,9 @@ fn shards_hear_what_is_theirs(backend: Backend) -> Result<(), String> {
             let end = Instant::now() + Duration::from_secs(20);
             while received == [0; COUNT] && Instant::now() < end {
                 for (port, received) in shards.iter_mut().zip(&mut received) {
-                    *received +=
-                        port.receive(64, |d| assert_eq!(d.payload, payload)).expect("alive");
+                    *received += port
+                        .receive_by(64, &mut |d| assert_eq!(d.payload, payload))
+                        .expect("alive");
                 }
             }
             let mut expected = [0; COUNT];
@@ -230,7 +232,7 @@ fn devices_beside_each_other_hear_their_own(backend: Backend) -> Result<(), Stri
                     let end = Instant::now() + Duration::from_secs(20);
                     while received.iter().all(|received| *received == 0) && Instant::now() < end {
                         for (port, received) in devices.iter_mut().zip(&mut received) {
-                            *received += port.receive(64, |_| ()).expect("alive");
+                            *received += port.receive_by(64, &mut |_| ()).expect("alive");
                         }
                     }
                     assert_eq!(received, expected, "{byte} to {}", own[at]);

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::frames::xdp::tests::another_program;
 use crate::kernel::descriptors;
+use crate::testing::ReceiveBy as _;
 use crate::testing::sides::{self, ip, on_each, open_once};
 use crate::testing::testns::{NetNs, has_address, needs};
 use crate::{AnyPort, Backend, Interface, PathId, PathSpec, Port, PortConfig, RxDatagram, Slots};
@@ -209,7 +210,7 @@ fn what_arrives_by_another_port_is_heard(backend: Backend) -> Result<(), String>
         told(&mac("v1"));
         peer.remove_path(there);
         let there = path(&rails.b, &mut peer, local, remote, 0xc0de);
-        while second.receive(64, |_| ()).expect("alive") > 0 {}
+        while second.receive_by(64, &mut |_| ()).expect("alive") > 0 {}
         peer.maintain();
         for mark in 101..=120 {
             peer.reserve(there, 64).expect("room").buf.fill(mark);
@@ -220,12 +221,13 @@ fn what_arrives_by_another_port_is_heard(backend: Backend) -> Result<(), String>
                 descriptors::wait_readable(second.wait_fd(), 20).expect("poll");
                 // Those of `deliver` may come late.
                 let mut hear = |mark| heard.extend((mark > 100).then_some(mark));
-                second.receive(64, |d| hear(d.payload[0])).expect("alive");
+                second.receive_by(64, &mut |d| hear(d.payload[0])).expect("alive");
                 second.maintain();
             }
             assert_eq!(heard, [mark]);
         }
-        let more = second.receive(64, |d| assert!(d.payload[0] < 100, "once")).expect("alive");
+        let more =
+            second.receive_by(64, &mut |d| assert!(d.payload[0] < 100, "once")).expect("alive");
         assert_eq!(more, 0);
     }
     Ok(())
@@ -244,7 +246,7 @@ fn a_rail_is_taken_away(backend: Backend) -> Result<(), String> {
         assert!(deliver(&mut first, paths[family], &mut peer).is_some());
     }
     rails.a.sh("ip link set v0 down");
-    peer.receive(64, |_| ()).expect("alive");
+    peer.receive_by(64, &mut |_| ()).expect("alive");
     for family in [0, 1] {
         let spec = spec(FIRST[family], PEER[family], 0xc0df);
         // A known route holds for a second.
@@ -269,7 +271,8 @@ fn a_rail_is_taken_away(backend: Backend) -> Result<(), String> {
             first.maintain();
             // The other's may come late, as it has sent each again.
             let is_others = |src| SECOND.map(ip).contains(&src);
-            peer.receive(64, |d| assert!(is_others(d.src), "from {}", d.src)).expect("alive");
+            peer.receive_by(64, &mut |d| assert!(is_others(d.src), "from {}", d.src))
+                .expect("alive");
             std::thread::sleep(Duration::from_millis(5));
         }
         let there = path(&rails.a, &mut second, SECOND[family], PEER[family], 0xc0de);
@@ -345,7 +348,7 @@ fn a_port_in_a_vrf(backend: Backend) -> Result<(), String> {
             second.flush(crate::testing::no_failure);
             descriptors::wait_readable(second.wait_fd(), 20).expect("poll");
             second.maintain();
-            second.receive(64, |d| heard = Some((d.src, d.dst))).expect("alive");
+            second.receive_by(64, &mut |d| heard = Some((d.src, d.dst))).expect("alive");
         }
         assert_eq!(heard, Some((ip(local), ip(local))), "to itself");
     }

@@ -8,6 +8,7 @@ use crate::frames::xdp::XdpPort;
 use crate::frames::{FrameIo, FramePort};
 use crate::kernel::descriptors;
 use crate::port::parts::{Parts, SharedSockets};
+use crate::testing::ReceiveBy as _;
 use crate::testing::testns::{NetNs, Pair};
 use crate::udp::UdpPort;
 use crate::{
@@ -49,7 +50,7 @@ impl From<RxDatagram<'_>> for Got {
 pub(crate) fn receive_for(port: &mut impl Port, want: usize, patience: Duration) -> Vec<Got> {
     let (mut got, mut taken, end) = (Vec::new(), 0, Instant::now() + patience);
     loop {
-        taken += port.receive(64, |d| got.push(d.into())).expect("alive");
+        taken += port.receive_by(64, &mut |d| got.push(d.into())).expect("alive");
         assert_eq!(taken, got.len(), "receive() returns their number");
         if got.len() >= want || Instant::now() > end {
             return got;

@@ -177,10 +177,17 @@ pub(crate) fn needs(programs: &[&str]) -> io::Result<()> {
 
 /// Runs `f` on a thread of its own; a panic is passed on.
 fn on_a_thread<R: Send>(f: impl FnOnce() -> R + Send) -> R {
-    std::thread::scope(|scope| match scope.spawn(f).join() {
-        Ok(value) => value,
+    let mut value = None;
+    spawn_and_join(Box::new(|| value = Some(f())));
+    value.expect("it has returned")
+}
+
+/// Of one type: a copy of the standard library's code for each test takes a minute to compile.
+fn spawn_and_join(work: Box<dyn FnOnce() + Send + '_>) {
+    std::thread::scope(|scope| match scope.spawn(work).join() {
+        Ok(()) => {}
         Err(panic) => std::panic::resume_unwind(panic),
-    })
+    });
 }
 
 /// Runs `f` on a thread that lacks a capability (of capabilities(7)).

@@ -5,6 +5,7 @@ use crate::ROCE_PORT;
 use crate::kernel::descriptors;
 use crate::port::config::UdpConfig;
 use crate::port::contract::RxIpId;
+use crate::testing::ReceiveBy as _;
 use crate::testing::loopback;
 use crate::testing::sides::{Got, Open as _, lo, receive_for};
 use crate::testing::testns::{Pair, forget_option, or_skip};
@@ -84,7 +85,7 @@ fn a_run_arrives_whole_with_the_identifications_of_its_segments() {
     assert_eq!((tx.stats().tx_runs, tx.stats().tx_datagrams), (1, 5));
     assert_eq!((rx.stats().rx_runs, rx.stats().rx_datagrams), (1, 5));
     assert_eq!(rx.stats().rx_bytes, 4 * 4120 + 100);
-    assert_eq!(rx.receive(64, |_| panic!("nothing was sent")).unwrap(), 0);
+    assert_eq!(rx.receive_by(64, &mut |_| panic!("nothing was sent")).unwrap(), 0);
 }
 
 #[test]
@@ -152,7 +153,7 @@ fn a_port_counts_no_drops_from_before_it_was_there() {
     assert_eq!(rx.stats().rx_queue_drops, 0);
     (0..50).for_each(|_| drop(send(&mut tx, path, &[4120])));
     let mut received = 0;
-    while rx.receive(64, |_| received += 1).unwrap() > 0 {}
+    while rx.receive_by(64, &mut |_| received += 1).unwrap() > 0 {}
     assert!(received < 50, "{received}");
     assert_eq!(rx.stats().rx_queue_drops, 50 - received);
 }
@@ -371,7 +372,7 @@ fn a_guard_owns_the_port_drops_what_comes_and_sends() {
     let to_guard = other.add_path(&spec(b, a)).unwrap();
     send(&mut other, to_guard.id, &[1000; 20]);
     assert!(!descriptors::wait_readable(guard.wait_fd(), 20).unwrap());
-    assert_eq!(guard.receive(64, |_| panic!("a guard hands nothing up")).unwrap(), 0);
+    assert_eq!(guard.receive_by(64, &mut |_| panic!("a guard hands nothing up")).unwrap(), 0);
     assert_eq!(guard.stats().rx_queue_drops, 0);
     let to_other = guard.add_path(&spec(a, b)).unwrap();
     send(&mut guard, to_other.id, &[70, 70]);
@@ -452,7 +453,7 @@ fn an_overrun_is_counted() {
         send(&mut tx, path.id, &[4120]);
     }
     let mut count = 0;
-    while rx.receive(64, |_| count += 1).unwrap() > 0 {}
+    while rx.receive_by(64, &mut |_| count += 1).unwrap() > 0 {}
     assert!(count < 100, "{count}");
     assert_eq!(rx.stats().rx_queue_drops, 100 - count);
 }

@@ -119,7 +119,14 @@ impl AsFd for Netns {
 
 /// Runs `work` on a new thread, so that changes to the thread's state end with it.
 fn on_a_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let mut value = None;
+    spawn_and_join(Box::new(|| value = Some(work())));
+    value.expect("it has returned")
+}
+
+/// Of one type: a copy of the standard library's code for each use takes long to compile.
+fn spawn_and_join(work: Box<dyn FnOnce() + Send + '_>) {
     std::thread::scope(|scope| {
-        scope.spawn(work).join().unwrap_or_else(|panic| resume_unwind(panic))
-    })
+        scope.spawn(work).join().unwrap_or_else(|panic| resume_unwind(panic));
+    });
 }

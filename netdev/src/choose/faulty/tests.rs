@@ -7,6 +7,7 @@ use crate::fault::Plan;
 use crate::kernel::descriptors::wait_readable;
 use crate::port::contract::{Backend, PathId, PathSpec, Port as _, RxIpId};
 use crate::sim::{SimConfig, SimIpId, SimNet};
+use crate::testing::ReceiveBy as _;
 use crate::testing::sides::{Got, ip, on_each, receive_for, sides, spec};
 
 /// Stands for the ICRC: the identification, at the end.
@@ -108,7 +109,7 @@ fn corruption(backend: Backend) -> Result<(), String> {
         send(&mut a, path, 9);
         if of_a.contains("delay") {
             std::thread::sleep(Duration::from_millis(2));
-            a.receive(8, |_| ()).unwrap();
+            a.receive_by(8, &mut |_| ()).unwrap();
         }
         let got = receive_for(&mut b, 9, Duration::from_secs(5));
         assert_eq!(got.len(), 9, "{backend}");
@@ -139,15 +140,15 @@ fn delay(backend: Backend) -> Result<(), String> {
         let got = if leaves_late {
             assert!(wait_readable(a.wait_fd(), 2000).unwrap(), "{backend}: it wakes");
             while began.elapsed() < held {
-                a.receive(8, |_| ()).unwrap();
+                a.receive_by(8, &mut |_| ()).unwrap();
             }
-            a.receive(8, |_| ()).unwrap();
+            a.receive_by(8, &mut |_| ()).unwrap();
             receive_for(&mut b, 3, Duration::from_secs(5))
         } else {
             let mut got = Vec::new();
             while got.len() < 3 && began.elapsed() < Duration::from_secs(5) {
                 assert!(wait_readable(b.wait_fd(), 2000).unwrap(), "{backend}: it wakes");
-                b.receive(8, |d| got.push(Got::from(d))).unwrap();
+                b.receive_by(8, &mut |d| got.push(Got::from(d))).unwrap();
             }
             assert!(got.iter().all(|got| got.tos.is_some_and(|tos| tos & 3 == 3)), "{got:?}");
             got
@@ -189,7 +190,7 @@ fn a_flood_that_is_lost_does_not_hold_its_thread() {
     let mut to = with(AnyPort::from(port("10.9.0.2")), "partition");
     let path = from.add_path(&spec("10.9.0.1", "10.9.0.2")).unwrap().id;
     send(&mut from, path, 1000);
-    let mut receive = || to.receive(10, |_| panic!("it is lost")).unwrap();
+    let mut receive = || to.receive_by(10, &mut |_| panic!("it is lost")).unwrap();
     assert_eq!(receive(), 10, "there is more");
     let calls = (1..1000).take_while(|_| receive() == 10).count();
     assert_eq!(calls, 11, "80 each");
@@ -207,7 +208,7 @@ fn a_burst_with_losses_is_read_whole() {
     send(&mut from, path, 100);
     let mut got = Vec::new();
     let found = [40, 80, 100, 100].map(|read| {
-        let handed = to.receive(20, |d| got.push(d.payload[0])).unwrap();
+        let handed = to.receive_by(20, &mut |d| got.push(d.payload[0])).unwrap();
         assert_eq!(to.stats().rx_datagrams, read);
         handed
     });
@@ -240,9 +241,9 @@ fn a_port_without_room_keeps_the_order() {
     let (mut got, end) = (Vec::new(), Instant::now() + Duration::from_secs(10));
     while got.len() < 100 && Instant::now() < end {
         assert!(wait_readable(from.wait_fd(), 2000).unwrap(), "{} of 100", got.len());
-        from.receive(8, |_| ()).unwrap();
+        from.receive_by(8, &mut |_| ()).unwrap();
         from.flush(crate::testing::no_failure);
-        to.receive(200, |d| got.push(d.payload[0])).unwrap();
+        to.receive_by(200, &mut |d| got.push(d.payload[0])).unwrap();
     }
     assert_eq!(got, (0..100).collect::<Vec<u8>>());
 }

@@ -13,6 +13,7 @@ use crate::kernel::interface::Interface;
 use crate::port::config::{PacketConfig, PortConfig};
 use crate::port::contract::{Path, PathSpec, Port as _, RxBudget, RxIpId};
 use crate::port::headers::FrameTemplate;
+use crate::testing::ReceiveBy as _;
 use crate::testing::sides::{Got, Open as _, ip, receive_for, spec};
 use crate::testing::testns::{
     NetNs, Pair, arrives, has_arrivals, look_after, needs, or_skip, wait_until, without_capability,
@@ -440,11 +441,15 @@ fn garbage_is_counted_and_does_not_hold_the_receiver() {
         assert_eq!(tx::FrameSink::send(&mut kernel, frames).expect("sent"), 4);
     }
     assert!(arrives(&mut b));
-    assert_eq!(b.receive(16, |_| panic!("garbage")).expect("alive"), 16, "the queue is not empty");
+    assert_eq!(
+        b.receive_by(16, &mut |_| panic!("garbage")).expect("alive"),
+        16,
+        "the queue is not empty"
+    );
     assert_eq!(b.stats().rx_malformed, 16, "no more than the budget at once");
     assert!(arrives(&mut b), "the rest still waits");
     while b.stats().rx_malformed < 40 {
-        b.receive(16, |_| panic!("garbage")).expect("alive");
+        b.receive_by(16, &mut |_| panic!("garbage")).expect("alive");
     }
     assert!(!has_arrivals(&mut b));
 }

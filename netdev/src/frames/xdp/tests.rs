@@ -13,6 +13,7 @@ use crate::kernel::interface::Interface;
 use crate::port::config::{PortConfig, Shards, XdpConfig};
 use crate::port::contract::{PathSpec, Port as _, RxBudget};
 use crate::port::error::OpenError;
+use crate::testing::ReceiveBy as _;
 use crate::testing::sides::{self, Got, Open as _, receive_for};
 use crate::testing::testns::{NetNs, Pair, arrives, has_arrivals, look_after, or_skip, wait_until};
 use std::time::{Duration, Instant};
@@ -317,7 +318,7 @@ fn the_kernel_keeps_its_traffic_and_the_guard_its_silence() {
 }
 
 fn receive_none(port: &mut XdpPort) -> bool {
-    port.receive(64, |d| panic!("{d:?}")).unwrap() == 0
+    port.receive_by(64, &mut |d| panic!("{d:?}")).unwrap() == 0
 }
 
 #[test]

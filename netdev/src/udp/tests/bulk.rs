@@ -193,7 +193,7 @@ fn a_run_that_a_rule_refuses_is_reported_and_nothing_of_it_arrives_later() {
     got = sent;
     exchange(&mut tx, paths[0], &mut peers[0], 2, (&mut sent, &mut got));
     assert!(tx.stats().tx_by_reference > before, "by another pipe");
-    assert_eq!(peers[0].receive(64, |_| panic!("nothing else was sent")).unwrap(), 0);
+    assert_eq!(peers[0].receive_by(64, &mut |_| panic!("nothing else was sent")).unwrap(), 0);
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn where_a_call_is_forbidden_all_is_copied_and_the_port_says_why() {
                     receive_runs(&mut rx, 2, &mut got);
                 }
                 assert_eq!(tx.stats().tx_by_reference as usize, 2 * 2 * RUN);
-                assert_eq!(rx.receive(64, |_| panic!("nothing else was sent")).unwrap(), 0);
+                assert_eq!(rx.receive_by(64, &mut |_| panic!("nothing else was sent")).unwrap(), 0);
             });
             confined.join().unwrap();
         });

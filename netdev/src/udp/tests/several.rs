@@ -26,7 +26,7 @@ fn a_path_that_is_refused_is_no_path_of_its_address() {
         for n in 0..4 {
             send(&mut other, path.id, &[40]);
             assert!(descriptors::wait_readable(two.wait_fd(), 5_000).unwrap());
-            assert_eq!(two.receive(64, |_| ()).unwrap(), 1, "call {n}");
+            assert_eq!(two.receive_by(64, &mut |_| ()).unwrap(), 1, "call {n}");
         }
     });
 }
@@ -87,5 +87,5 @@ fn who_leaves_groups_hears_those_that_stay() {
 /// Receives with this budget when there is something; returns the number of datagrams.
 fn receive_at_most(port: &mut UdpPort, budget: usize) -> usize {
     assert!(descriptors::wait_readable(port.wait_fd(), 5_000).unwrap());
-    port.receive(budget, |_| ()).unwrap()
+    port.receive_by(budget, &mut |_| ()).unwrap()
 }

@@ -67,7 +67,7 @@ fn an_address_is_read_at_once_while_it_has_a_path() {
             for at in 2 - with_paths..2 {
                 assert!(descriptors::wait_readable(port.paths.socket(at), 5_000).unwrap());
             }
-            let received = port.receive(64, |_| ()).unwrap();
+            let received = port.receive_by(64, &mut |_| ()).unwrap();
             assert_eq!(received, with_paths, "with {} paths", paths.len() + 1);
         }
         port.remove_path(path);
@@ -118,7 +118,7 @@ fn counters_only_grow_when_a_group_is_left() {
             send(&mut port, to_group, &[4120]);
         }
         let mut received = 0;
-        port.receive(usize::MAX, |_| received += 1).unwrap();
+        port.receive_by(usize::MAX, &mut |_| received += 1).unwrap();
         let full = port.stats();
         port.leave(group);
         let left = port.stats();
@@ -184,14 +184,14 @@ fn it_is_known_how_far_the_queue_is_filled_that_is_being_read() {
         send(&mut tx, to[other], &[1000]);
         let mut from = Vec::new();
         let mut read = |rx: &mut UdpPort| {
-            assert_eq!(rx.receive(1, |got| from.push(got.dst)).unwrap(), 1);
+            assert_eq!(rx.receive_by(1, &mut |got| from.push(got.dst)).unwrap(), 1);
             (from.pop().unwrap(), [1, 4].map(|eighths| rx.is_filled(eighths)))
         };
         // They take turns.
         let both = BTreeMap::from([read(&mut rx), read(&mut rx)]);
         assert_eq!(both[&own[full]], [true, true]);
         assert_eq!(both[&own[other]], [false, false]);
-        while rx.receive(64, |_| ()).unwrap() > 0 {}
+        while rx.receive_by(64, &mut |_| ()).unwrap() > 0 {}
         assert!(!rx.paths.socket(full).is_filled(0));
     }
 }

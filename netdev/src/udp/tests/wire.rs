@@ -244,7 +244,7 @@ fn a_full_queue_blocks_and_the_descriptor_tells_when_it_drains() {
             assert_eq!(flush(&mut a), []);
             if a.wants_write() {
                 assert!(descriptors::wait_readable(a.wait_fd(), 5_000).unwrap(), "it never drains");
-                assert_eq!(a.receive(10, |_| panic!("nothing was sent to it")).unwrap(), 0);
+                assert_eq!(a.receive_by(10, &mut |_| panic!("nothing was sent to it")).unwrap(), 0);
             }
             received += check_order(&mut b, received);
         }
@@ -323,7 +323,7 @@ fn the_end_of_the_interface_ends_the_port() {
     let look = |port: &mut UdpPort| {
         let is_told = descriptors::wait_readable(port.wait_fd(), 20_000).expect("poll");
         assert!(is_told, "it is woken");
-        let received = port.receive(1, |_| {});
+        let received = port.receive_by(1, &mut |_| {});
         port.maintain();
         received
     };
@@ -337,7 +337,7 @@ fn the_end_of_the_interface_ends_the_port() {
             look(port).expect("not yet");
         }
         assert_eq!(port.maintain(), Some(Duration::ZERO), "there is news");
-        let error = port.receive(1, |_| {}).expect_err("the interface is gone");
+        let error = port.receive_by(1, &mut |_| {}).expect_err("the interface is gone");
         assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
         assert!(!descriptors::wait_readable(port.wait_fd(), 0).expect("poll"), "all is read");
     }

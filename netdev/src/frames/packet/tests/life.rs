@@ -1,6 +1,7 @@
 //! Changes of a port's interface while the port is open, and reasons for a failure to open.
 
 use super::*;
+use crate::testing::ReceiveBy as _;
 
 #[test]
 fn a_new_ethernet_address_is_followed() {
@@ -53,7 +54,7 @@ fn the_end_of_the_interface_ends_the_port() {
             assert!(wait_readable(port.wait_fd(), 20_000).expect("poll"), "it is woken");
             port.maintain();
         }
-        let error = port.receive(1, |_| {}).expect_err("the interface is gone");
+        let error = port.receive_by(1, &mut |_| {}).expect_err("the interface is gone");
         assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
     }
 }
@@ -66,7 +67,7 @@ fn an_interface_that_is_down_is_told_of_once() {
     // is left.
     let told = (0..100).take_while(|_| {
         let ready = wait_readable(a.wait_fd(), 1000).expect("poll");
-        a.receive(1, |_| {}).expect("it is down, and not gone");
+        a.receive_by(1, &mut |_| {}).expect("it is down, and not gone");
         a.maintain();
         ready
     });

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::kernel::descriptors::wait_readable;
+use crate::testing::ReceiveBy as _;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 #[test]
@@ -48,7 +49,7 @@ fn a_sender_on_another_thread_within_the_budget_loses_nothing() {
         scope.spawn(|| {
             let mut next = 0;
             while next < total && Instant::now() < end {
-                b.receive(32, |d| {
+                b.receive_by(32, &mut |d| {
                     assert!(d.payload == pattern(len_of(next), next), "datagram {next}");
                     next += 1;
                 })
@@ -116,7 +117,7 @@ fn the_default_budget_holds_and_overruns_are_counted() {
     let (mut got, end) = (0, Instant::now() + PATIENCE);
     let drops = |b: &XdpPort| b.stats().rx_queue_drops as usize;
     while got + drops(&b) < 600 && Instant::now() < end {
-        got += b.receive(64, |_| ()).expect("alive");
+        got += b.receive_by(64, &mut |_| ()).expect("alive");
     }
     let drops = drops(&b);
     assert!(drops > 0, "600 large datagrams do not fit");

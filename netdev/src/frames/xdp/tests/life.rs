@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::*;
+use crate::testing::ReceiveBy as _;
 use crate::testing::testns::without_capabilities;
 use std::process::{Child, Command, Stdio};
 
@@ -202,7 +203,7 @@ fn a_port_follows_the_ethernet_address_of_its_interface() {
 /// The last byte of the destination Ethernet address of a datagram, if it arrives. Both ports are
 /// maintained.
 fn sent_to(a: &mut XdpPort, b: &mut XdpPort, path: PathId) -> Option<u8> {
-    while b.receive(64, |_| ()).unwrap() > 0 {}
+    while b.receive_by(64, &mut |_| ()).unwrap() > 0 {}
     for port in [&mut *a, &mut *b] {
         port.maintain();
         port.flush(crate::testing::no_failure);
@@ -213,5 +214,5 @@ fn sent_to(a: &mut XdpPort, b: &mut XdpPort, path: PathId) -> Option<u8> {
     };
     send(a, path, &[1; 64]);
     std::thread::sleep(Duration::from_millis(20));
-    (b.receive(64, |_| ()).unwrap() > 0).then_some(to)
+    (b.receive_by(64, &mut |_| ()).unwrap() > 0).then_some(to)
 }

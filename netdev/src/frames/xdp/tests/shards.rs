@@ -1,6 +1,7 @@
 //! Two ports of one device, on two receive queues.
 
 use super::*;
+use crate::testing::ReceiveBy as _;
 use crate::testing::testns::needs;
 
 /// Ports on both queues of `v0` in `b`, with a neighbour that `a` knows from the start.
@@ -49,7 +50,7 @@ fn receive(ports: &mut [XdpPort], want: usize) -> Vec<usize> {
     while heard.iter().sum::<usize>() < want && Instant::now() < end {
         for (port, heard) in ports.iter_mut().zip(&mut heard) {
             port.maintain();
-            *heard += port.receive(64, |d| assert_eq!(d.payload.len(), 64)).expect("alive");
+            *heard += port.receive_by(64, &mut |d| assert_eq!(d.payload.len(), 64)).expect("alive");
         }
     }
     heard
@@ -86,5 +87,5 @@ fn two_queues_hear_everything_once_and_follow_their_interface_together() {
 
 /// The number of datagrams available now.
 fn receive_more(ports: &mut [XdpPort]) -> usize {
-    ports.iter_mut().map(|port| port.receive(64, |_| ()).expect("alive")).sum()
+    ports.iter_mut().map(|port| port.receive_by(64, &mut |_| ()).expect("alive")).sum()
 }

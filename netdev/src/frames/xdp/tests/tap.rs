@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::port::headers::FrameTemplate;
+use crate::testing::ReceiveBy as _;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
@@ -110,5 +111,5 @@ fn malformed_datagrams_are_counted_and_their_chunks_come_back() {
 
 /// Reads one frame, which the port must not hand up.
 fn receive_none_up(port: &mut XdpPort) -> bool {
-    port.receive(64, |d| panic!("{d:?}")).unwrap() == 1
+    port.receive_by(64, &mut |d| panic!("{d:?}")).unwrap() == 1
 }
