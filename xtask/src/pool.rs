@@ -24,21 +24,22 @@ pub(crate) struct Ended {
     pub(crate) took: Duration,
 }
 
-/// Runs programs in their order, `slots` at a time, and calls `ended` for each. A program that runs
-/// for longer than `limit` is killed. The output of each is in a file in `logs`, by its unique
-/// name.
-pub(crate) fn run(
-    jobs: VecDeque<(String, Command)>,
+/// Programs that run in their order, by unique names, and how many of them at a time.
+pub(crate) type Queue = (VecDeque<(String, Command)>, usize);
+
+/// Runs the programs of all queues beside each other, and calls `ended` for each. A program that
+/// runs for longer than `limit` is killed. The output of each is in a file in `logs`, by its name.
+pub(crate) fn run<const QUEUES: usize>(
+    queues: [Queue; QUEUES],
     logs: &Path,
-    slots: usize,
     limit: Duration,
     mut ended: impl FnMut(Ended),
 ) {
-    let jobs = Mutex::new(jobs);
+    let queues = queues.map(|(jobs, slots)| (Mutex::new(jobs), slots));
     let (report, reports) = mpsc::channel();
     std::thread::scope(|scope| {
-        for _ in 0..slots {
-            let (jobs, report) = (&jobs, report.clone());
+        for jobs in queues.iter().flat_map(|(jobs, slots)| std::iter::repeat_n(jobs, *slots)) {
+            let report = report.clone();
             scope.spawn(move || {
                 while let Some((name, command)) = jobs.lock().ok().and_then(|mut it| it.pop_front())
                 {
@@ -96,7 +97,7 @@ mod tests {
         let mut jobs: VecDeque<_> = scripts.iter().map(job).collect();
         jobs.push_back(("none".into(), Command::new("/not/there")));
         let mut ended = Vec::new();
-        run(jobs, &logs, slots, limit, |it| ended.push(it));
+        run([(jobs, slots)], &logs, limit, |it| ended.push(it));
         for it in ended.iter().filter(|it| it.name != "none") {
             let log = logs.join(it.name.replace("::", "-") + ".txt");
             assert_eq!(fs::read_to_string(log).expect("a log"), it.output);
@@ -131,6 +132,21 @@ mod tests {
         let alone = "mkdir on && sleep 0.05 && rmdir on".to_owned();
         let one = all("one", 1, LONG, &[("1", alone.clone()), ("2", alone)]);
         assert!(one[..2].iter().all(|ended| ended.ok));
+    }
+
+    #[test]
+    fn a_queue_does_not_wait_for_another() {
+        let logs = crate::files::scratch("pool-queues").expect("a folder");
+        let queue = |name: &str, script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]).current_dir(&logs);
+            (VecDeque::from([(name.to_owned(), command)]), 1)
+        };
+        let waits = queue("waits", "until [ -e there ]; do sleep 0.01; done");
+        let mut ended = Vec::new();
+        run([waits, queue("comes", "touch there")], &logs, LONG, |it| ended.push(it));
+        assert!(ended.len() == 2 && ended.iter().all(|it| it.ok), "{ended:?}");
+        fs::remove_dir_all(logs).expect("it is ours");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! `cargo xtask test`: every check and every test, each with its name and time.
 //!
-//! Steps that use all processors run first, one after the other, up to the build of the tests. The
-//! others wait for timers, peers and single threads, so they run in parallel ([`pool::run`]): each
-//! test program, and each remaining step as `cargo xtask test --only STEP`.
+//! Steps of seconds run first, then the build of the tests. Test programs wait for timers and peers,
+//! so several run at once ([`pool::run`]); what they leave of the processors goes to the remaining
+//! steps, each as `cargo xtask test --only STEP`.
 
 use crate::command::{self, cargo, words};
 use crate::pool::{self, Ended};
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope<'a> {
     All,
-    /// A selection that takes minutes: only the first steps and the tests, no program of [`SLOW`].
+    /// A selection that takes minutes: nothing of [`SLOW`] and nothing after the tests.
     Quick,
     /// These steps.
     Only(&'a [&'a str]),
@@ -44,7 +44,7 @@ enum When {
     First(fn() -> Outcome),
     /// The build of the tests; then each of them in parallel with the others.
     Tests,
-    /// In parallel with the tests, with lower priority.
+    /// Beside the tests, with lower priority.
     Beside(fn() -> Outcome),
     /// After everything else.
     Last(fn() -> Outcome),
@@ -55,14 +55,14 @@ const STEPS: &[(&str, When)] = &[
     ("format", When::First(format)),
     ("unsafe files", When::First(|| check(unsafe_files::check()))),
     ("prose", When::First(|| check(prose::check()))),
-    ("clippy", When::First(|| does("clippy --quiet --workspace --all-targets -- -D warnings"))),
-    ("features", When::First(features)),
-    ("documentation", When::First(documentation)),
+    ("tests", When::Tests),
+    ("clippy", When::Beside(|| does("clippy --quiet --workspace --all-targets -- -D warnings"))),
+    ("features", When::Beside(features)),
+    ("documentation", When::Beside(documentation)),
     (
         "stack for wasm32",
-        When::First(|| does("build -q -p rocinante-stack --target=wasm32-unknown-unknown")),
+        When::Beside(|| does("build -q -p rocinante-stack --target=wasm32-unknown-unknown")),
     ),
-    ("tests", When::Tests),
     ("miri", When::Beside(|| Outcome::of_check(memory::check()))),
     ("fuzz targets", When::Beside(|| Outcome::of_check(fuzz::check()))),
     ("cargo-deny", When::Beside(|| Outcome::of_check(deny::check()))),
@@ -74,8 +74,20 @@ const STEPS: &[(&str, When)] = &[
     ("soak under load", When::Last(|| Outcome::of_check(soak::check()))),
 ];
 
-/// Slow programs: they start before the others, and `--quick` leaves them out.
-const SLOW: [&str; 4] = ["interop::matrix", "interop::guest", "tests::soak", "tests::bad_peers"];
+/// Slow programs and steps: the programs start before the others, and `--quick` leaves both out.
+const SLOW: [&str; 11] = [
+    "interop::matrix",
+    "interop::guest",
+    "tests::soak",
+    "tests::bad_peers",
+    "miri",
+    "fuzz targets",
+    "cargo-deny",
+    "api",
+    "packages",
+    "instructions",
+    "build of the demo",
+];
 
 /// Long programs, which start before those that end soon. Most tests of these wait for timers and
 /// peers, so twice as many of them run at once as there would.
@@ -106,25 +118,29 @@ pub(crate) fn run(scope: Scope<'_>) -> Result<(), String> {
         // Logs of an earlier run would be misleading.
         let _ = fs::remove_dir_all(&logs);
     }
-    let (mut programs, mut beside) = (Vec::new(), Vec::new());
+    let (mut tests, mut beside) = (Jobs::new(), Jobs::new());
     for (name, when) in STEPS.iter().filter(|step| scope.has(step)) {
         match when {
             When::First(work) => report.run(name, work),
-            When::Tests => report.run("build of the tests", || match programs::build() {
-                Ok(built) => {
-                    programs = built;
-                    Outcome { passed: 1, ..Outcome::default() }
-                }
-                Err(why) => Outcome::failure(why),
-            }),
+            When::Tests => {
+                let mut programs = Vec::new();
+                report.run("build of the tests", || match programs::build() {
+                    Ok(built) => {
+                        programs = built;
+                        Outcome { passed: 1, ..Outcome::default() }
+                    }
+                    Err(why) => Outcome::failure(why),
+                });
+                tests = commands(programs, scope, slots)?;
+            }
             When::Beside(work) if matches!(scope, Scope::Only(_)) => report.run(name, work),
-            When::Beside(_) => beside.push(*name),
+            When::Beside(_) => beside.push_back(((*name).to_owned(), myself(name)?)),
             When::Last(_) => {}
         }
     }
-    let mut jobs = Jobs::new();
-    add(&mut jobs, programs, &beside, scope, slots)?;
-    pool::run(jobs, &logs, slots, LIMIT, |ended| report.ended(&ended));
+    // A step is a compiler, or one thread.
+    let queues = [(tests, slots), (beside, slots / 2)];
+    pool::run(queues, &logs, LIMIT, |ended| report.ended(&ended));
     for (name, when) in STEPS.iter().filter(|step| scope.has(step)) {
         if let When::Last(work) = when {
             report.run(name, work);
@@ -139,20 +155,14 @@ pub(crate) fn metadata() -> Result<Value, String> {
     serde_json::from_str(&metadata).map_err(|error| error.to_string())
 }
 
-/// The programs that run in parallel, by name.
+/// Programs that run beside each other, by name.
 type Jobs = VecDeque<(String, Command)>;
 
-/// Adds the test programs, the tests in documentation, and the steps that run in parallel with
-/// them. The slowest start first.
-fn add(
-    jobs: &mut Jobs,
-    programs: Vec<Program>,
-    beside: &[&str],
-    scope: Scope<'_>,
-    slots: usize,
-) -> Result<(), String> {
+/// The test programs, the slowest first, and the tests in documentation.
+fn commands(programs: Vec<Program>, scope: Scope<'_>, slots: usize) -> Result<Jobs, String> {
+    let mut jobs = Jobs::new();
     if programs.is_empty() {
-        return add_steps(jobs, beside);
+        return Ok(jobs);
     }
     let runner = programs::runner();
     let quick = scope == Scope::Quick;
@@ -166,33 +176,21 @@ fn add(
     if quick {
         slow.clear();
     }
-    let run = |jobs: &mut Jobs, program: &Program| {
+    for program in slow.iter().chain(&others) {
         let mut command = program.command(runner);
         command.env("ROCINANTE_SIM_SECONDS", sim_seconds);
         if LONG.contains(&program.name.as_str()) {
             command.env("RUST_TEST_THREADS", slots.to_string());
         }
         jobs.push_back((program.name.clone(), command));
-    };
-    let (first, slow) = slow.split_at(slow.len().min(1));
-    first.iter().for_each(|program| run(jobs, program));
-    add_steps(jobs, beside)?;
-    slow.iter().for_each(|program| run(jobs, program));
+    }
     let mut documentation = cargo("test --workspace --doc --quiet --no-fail-fast");
     if let Some(runner) = runner {
         let triple = machine::triple()?.to_uppercase().replace('-', "_");
         documentation.env(format!("CARGO_TARGET_{triple}_RUNNER"), runner);
     }
     jobs.push_back(("tests in documentation".into(), documentation));
-    others.iter().for_each(|program| run(jobs, program));
-    Ok(())
-}
-
-fn add_steps(jobs: &mut Jobs, steps: &[&str]) -> Result<(), String> {
-    for step in steps {
-        jobs.push_back(((*step).to_owned(), myself(step)?));
-    }
-    Ok(())
+    Ok(jobs)
 }
 
 /// This program, for one step. It has a lower priority than tests, because tests have deadlines.
@@ -207,7 +205,7 @@ impl Scope<'_> {
     fn has(self, (name, when): &(&str, When)) -> bool {
         match self {
             Scope::All => true,
-            Scope::Quick => matches!(when, When::First(_) | When::Tests),
+            Scope::Quick => !SLOW.contains(name) && !matches!(when, When::Last(_)),
             Scope::Only(names) => names.contains(name),
         }
     }
