@@ -8,7 +8,7 @@ use std::process::Command;
 const SECONDS: u32 = 600;
 /// Busy loops and seconds for each backend in [`check`]: it runs alone, so that no other test is
 /// late, and with few loops, so that a peer has a processor within the default ACK timeouts.
-const CHECK: (u32, u32) = (4, 20);
+const CHECK: (u32, u32) = (4, 10);
 
 const USAGE: &str = "soak [--hogs N] [SECONDS [udp|packet|afxdp]]";
 
