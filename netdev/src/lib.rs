@@ -50,6 +50,8 @@ pub use frames::xdp::XdpPort;
 pub use kernel::descriptors::{apart, keep_from_children};
 pub use kernel::interface::{Interface, Unusable, WhyUnusable};
 #[doc(hidden)]
+pub use kernel::of_process::OfProcess;
+#[doc(hidden)]
 pub use kernel::silent::write as write_without_signal;
 pub use kernel::tcx::{TcxDepartures, TcxDrop, tcx_programs};
 pub use kernel::watch::{InterfaceWatch, InterfacesWatch};

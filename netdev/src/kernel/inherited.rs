@@ -1,10 +1,10 @@
 //! The descriptors of ports that a child of `fork(2)` inherits, and does not keep.
 //!
-//! A child that lives on would keep the parent's UDP port, sockets and XDP program alive after the
-//! parent has closed them or ended. So each such descriptor is noted here, and a handler in the
-//! child puts a descriptor of nothing in its place. The number stays in use: the child has copies
-//! of the values that own it, and may drop them. A program that is executed gets none of them
-//! anyway.
+//! A child that lives on would keep the parent's UDP port, sockets, locks of files and XDP program
+//! alive after the parent has closed them or ended. So each such descriptor is noted here, and a
+//! handler in the child puts a descriptor of nothing in its place. The number stays in use: the
+//! child has copies of the values that own it, and may drop them. A program that is executed gets
+//! none of them anyway.
 //!
 //! The handler runs between `fork` and its return, where other threads are gone and any lock may be
 //! held for ever. It makes system calls, and touches nothing but the numbers below.
@@ -25,6 +25,8 @@ const NUMBERS: usize = 1 << 16;
 static IDENTITIES: [AtomicU32; NUMBERS] = [const { AtomicU32::new(0) }; NUMBERS];
 /// Behind the greatest number.
 static END: AtomicUsize = AtomicUsize::new(0);
+/// Forks until now. The number of a process may be that of its parent, in another namespace.
+static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// Notes a descriptor of a port, and moves it [`apart`].
 pub(crate) fn noted(fd: OwnedFd) -> OwnedFd {
@@ -56,9 +58,18 @@ fn note(fd: &OwnedFd, identity: Option<u32>) {
 /// An object of bpf(2), in the place of an inode.
 const BPF: u32 = 1;
 
-/// Registers the handler, once.
+/// The number of forks from the process that loaded this to the calling one, and its own number.
+pub(crate) fn process() -> u64 {
+    register();
+    u64::from(FORKS.load(Ordering::Relaxed)) << 32 | u64::from(std::process::id())
+}
+
+/// Registers the handler, once. Miri knows no `pthread_atfork(3)`.
 fn register() {
     static ONCE: Once = Once::new();
+    if cfg!(miri) {
+        return;
+    }
     // SAFETY: the handler does only things allowed in a child of a process with threads. It is part
     // of a program, or of a library that is never unloaded or that `dlclose` takes it from.
     ONCE.call_once(|| unsafe {
@@ -68,6 +79,7 @@ fn register() {
 
 /// Without a descriptor left the child keeps the inherited ones.
 extern "C" fn in_child() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
     let end = END.load(Ordering::Relaxed);
     // A pipe without a writer: reading it finds the end, and nothing else can be done with it.
     let mut ends = [-1; 2];
@@ -120,25 +132,46 @@ fn file_of(number: RawFd) -> Option<(libc::mode_t, u32)> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::io::{Read as _, Write as _};
     use std::net::UdpSocket;
     use std::os::fd::AsFd as _;
+    use std::os::unix::net::UnixStream;
 
     use super::*;
     use crate::kernel::descriptors::{Epoll, EventFd};
 
     /// Runs `look` in a child, and returns its answer.
-    fn in_a_child(look: impl FnOnce() -> bool) -> bool {
-        // SAFETY: the child makes system calls and ends, without a lock and without allocating.
+    pub(crate) fn in_a_child(look: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child ends, without a lock that a thread of its parent may have: only the
+        // allocator's, which glibc gives it free. It ends if it waits for ever, too.
         unsafe {
             let child = libc::fork();
             if child == 0 {
+                libc::alarm(60);
                 libc::_exit(look().into());
             }
             let mut status = 0;
             assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
             libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 1
         }
+    }
+
+    /// Works while there is a child, forked before.
+    pub(crate) fn beside_a_child<T>(work: impl FnOnce() -> T) -> T {
+        let (mut own, childs) = UnixStream::pair().expect("a socket");
+        std::thread::scope(|scope| {
+            let lives = || {
+                let mut pipe = &childs;
+                pipe.write_all(b".").is_ok() && pipe.read_exact(&mut [0]).is_ok()
+            };
+            let child = scope.spawn(move || in_a_child(lives));
+            own.read_exact(&mut [0]).expect("it lives");
+            let done = work();
+            own.write_all(b".").expect("it still lives");
+            assert!(child.join().expect("it ends"));
+            done
+        })
     }
 
     #[test]

@@ -9,6 +9,7 @@ pub(crate) mod ethtool;
 pub(crate) mod inherited;
 pub(crate) mod interface;
 pub mod namespaces;
+pub(crate) mod of_process;
 pub(crate) mod recent;
 pub(crate) mod rights;
 pub mod rtnl;

@@ -54,6 +54,7 @@ pub use self::locks::PortClaim;
 
 use crate::handed::page::{Account, Amounts, Page};
 use crate::kernel::interface::Interface;
+use crate::kernel::of_process::OfProcess;
 use crate::port::config::{PacketConfig, PortConfig, Shards};
 use crate::port::contract::{Backend, RxDatagram};
 use crate::port::error::OpenError;
@@ -83,9 +84,8 @@ pub struct Slots {
 /// does, and asks once in a second.
 #[must_use]
 pub fn container_limits() -> Amounts {
-    static LAST: Mutex<Option<(Instant, Amounts)>> = Mutex::new(None);
-    // Nothing is held while the agent is waited for: a child of fork would find it held for ever.
-    let last = || LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    static LAST: OfProcess<Mutex<Option<(Instant, Amounts)>>> = OfProcess::none();
+    let last = || LAST.get().lock().unwrap_or_else(PoisonError::into_inner);
     let known = *last();
     if let Some((_, limits)) = known.filter(|(at, _)| at.elapsed() < Duration::from_secs(1)) {
         return limits;

@@ -18,6 +18,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 use super::files::{hold, make, own};
 use crate::kernel::descriptors::network_namespace;
+use crate::kernel::inherited::noted;
 use crate::tuning::sysfs::{ANSWER_PATIENCE, PAST_MAX};
 
 /// The counters of a port by their paths there: `counters/port_xmit_data`.
@@ -68,8 +69,7 @@ impl Published {
             let name = format!("{}-{attempt}", std::process::id());
             match bind(&live, &name) {
                 Ok(listener) => {
-                    let listener =
-                        UnixListener::from(crate::kernel::descriptors::apart(listener.into()));
+                    let listener = UnixListener::from(noted(listener.into()));
                     return Ok(Self { place, name, listener });
                 }
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse && attempt < 100 => {}
@@ -249,6 +249,20 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::kernel::inherited::tests::beside_a_child;
+
+    #[test]
+    fn a_process_that_is_gone_is_not_asked_while_a_child_of_it_lives() {
+        let place = tempfile::TempDir::new().unwrap();
+        let root = place.path().join("root");
+        fs::create_dir_all(&root).unwrap();
+        let parent = Published::begin(&root).unwrap();
+        let (live, name) = (parent.place.join(LIVE), parent.name.clone());
+        beside_a_child(|| {
+            drop(parent);
+            assert!(!ask(&live, &name));
+        });
+    }
 
     #[test]
     fn a_stopped_process_whose_queue_is_full_counts_by_its_last_answer() {

@@ -29,7 +29,7 @@ struct Record {
 }
 
 /// The devices of this process.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct Devices {
     names: Names,
     root: Option<PathBuf>,
