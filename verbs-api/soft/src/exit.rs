@@ -10,26 +10,22 @@
 
 use std::sync::{Arc, Weak};
 
+use rocinante_netdev::OfProcess;
+
 use super::Hca;
 use super::shard::Shard;
-use crate::provider::sync::{AtomicU32, Instant, Mutex, OnceLock, Ordering, yield_now};
+use crate::provider::sync::{Instant, Mutex, OnceLock, yield_now};
 use crate::tuning::shard::EXIT_PATIENCE;
 
 /// The devices of this process.
-static DEVICES: Mutex<Vec<Weak<Hca>>> = Mutex::new(Vec::new());
-/// The process whose devices these are, or 0. A child of fork(2) has those of its parent until it
-/// starts one of its own.
-static OWNER: AtomicU32 = AtomicU32::new(0);
+static DEVICES: OfProcess<Mutex<Vec<Weak<Hca>>>> = OfProcess::none();
 
 /// Sends what `device` holds back when the program exits.
 pub(super) fn watch(device: &Arc<Hca>) {
     // A child of fork(2) has its parent's registration, too.
     static REGISTERED: OnceLock<()> = OnceLock::new();
     REGISTERED.get_or_init(register);
-    let (own, mut devices) = (std::process::id(), DEVICES.lock());
-    if OWNER.swap(own, Ordering::Relaxed) != own {
-        devices.clear();
-    }
+    let mut devices = DEVICES.get().lock();
     devices.retain(|device| device.strong_count() > 0);
     devices.push(Arc::downgrade(device));
 }
@@ -52,10 +48,7 @@ fn register() {
 /// Sends held acknowledgements at `_exit(2)`. A signal handler may call that, or a child of
 /// `vfork(2)`: so it only tries for locks, and gives none back.
 pub extern "C" fn send_held_at_once() {
-    if OWNER.load(Ordering::Relaxed) != std::process::id() {
-        return;
-    }
-    let Some(devices) = DEVICES.try_lock() else { return };
+    let Some(devices) = DEVICES.own().and_then(Mutex::try_lock) else { return };
     for device in devices.iter().filter_map(Weak::upgrade) {
         for core in device.shards.all() {
             // The background thread may have it for a moment, or the thread that a signal
@@ -77,11 +70,9 @@ pub extern "C" fn send_held_at_once() {
 }
 
 extern "C" fn send_held() {
-    // A child of fork(2) has copies of its parent's devices. The parent sends for them.
-    if OWNER.load(Ordering::Relaxed) != std::process::id() {
-        return;
-    }
-    let Some(devices) = DEVICES.try_lock_for(EXIT_PATIENCE) else { return };
+    // The parent sends for the copies that a child of fork(2) has of its devices.
+    let own = DEVICES.own().and_then(|devices| devices.try_lock_for(EXIT_PATIENCE));
+    let Some(devices) = own else { return };
     for device in devices.iter().filter_map(Weak::upgrade) {
         for core in device.shards.all() {
             if let Some(mut shard) = core.shard.try_lock_for(EXIT_PATIENCE) {
@@ -116,6 +107,35 @@ mod tests {
     use super::*;
     use crate::host::Host;
     use crate::router::Router;
+
+    /// What threads of the parent hold at the fork, they hold for ever. The program may have none:
+    /// those of the library open and close devices, too.
+    #[test]
+    fn a_child_of_fork_opens_devices_while_threads_of_its_parent_do() {
+        use crate::model::error::VerbsError;
+        use crate::opens::{Key, open, tests::held};
+
+        let key = || Key::new(7, &[IpAddr::from([10, 0, 0, 1])], true).unwrap();
+        let opened = || open(Some(key()), |_| Ok(()), |_| Err(VerbsError::Busy("on purpose")));
+        let status = held(|| {
+            let _devices = DEVICES.get().lock();
+            // SAFETY: the child allocates, which glibc permits, and ends: by an alarm if it waits.
+            unsafe {
+                let child = libc::fork();
+                if child == 0 {
+                    libc::alarm(20);
+                    send_held();
+                    send_held_at_once();
+                    let is_free = DEVICES.get().try_lock().is_some();
+                    libc::_exit(i32::from(!is_free || opened().is_ok()));
+                }
+                let mut status = -1;
+                assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+                status
+            }
+        });
+        assert_eq!(status, 0);
+    }
 
     #[test]
     fn a_device_whose_port_is_full_leaves_once_there_is_room() {

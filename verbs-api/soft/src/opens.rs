@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Condvar, Mutex};
+use rocinante_netdev::OfProcess;
 
 use super::Hca;
 use crate::model::error::VerbsError;
@@ -14,8 +15,6 @@ use crate::model::error::VerbsError;
 /// The identity of a device: an interface of a network namespace, with some of its addresses.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
-    /// A child of fork(2) has the entries of its parent, but not the threads of its devices.
-    process: u32,
     /// Device and inode of the network namespace.
     namespace: (u64, u64),
     interface: u32,
@@ -31,20 +30,13 @@ impl Key {
         let namespace = std::fs::metadata("/proc/thread-self/ns/net").ok()?;
         let mut addresses = addresses.to_vec();
         addresses.sort_unstable();
-        Some(Self {
-            process: std::process::id(),
-            namespace: (namespace.dev(), namespace.ino()),
-            interface,
-            addresses,
-            are_all,
-        })
+        Some(Self { namespace: (namespace.dev(), namespace.ino()), interface, addresses, are_all })
     }
 }
 
 impl Key {
     fn of_same_interface(&self, other: &Self) -> bool {
-        (self.process, self.namespace, self.interface)
-            == (other.process, other.namespace, other.interface)
+        (self.namespace, self.interface) == (other.namespace, other.interface)
     }
 
     /// Whether both want the port of an address.
@@ -65,19 +57,31 @@ fn words(addresses: &[IpAddr]) -> String {
     addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The devices that are open. An entry that points to nothing is being opened or closed.
-static OPEN: Mutex<BTreeMap<Key, Weak<Hca>>> = Mutex::new(BTreeMap::new());
-/// An entry has changed.
-static CHANGED: Condvar = Condvar::new();
+/// The devices of a process.
+#[derive(Debug, Default)]
+struct Table {
+    /// Those that are open. An entry that points to nothing is being opened or closed.
+    open: Mutex<BTreeMap<Key, Weak<Hca>>>,
+    /// An entry has changed.
+    changed: Condvar,
+}
+
+static TABLE: OfProcess<Table> = OfProcess::none();
 
 /// The entry of a device. The device drops it last, when its port is closed.
 #[derive(Debug)]
-pub struct Claim(Key);
+pub struct Claim {
+    key: Key,
+    of: &'static Table,
+}
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        OPEN.lock().remove(&self.0);
-        CHANGED.notify_all();
+        // A child of fork(2) drops a copy, which is of its parent's table.
+        if TABLE.own().is_some_and(|own| std::ptr::eq(own, self.of)) {
+            self.of.open.lock().remove(&self.key);
+            self.of.changed.notify_all();
+        }
     }
 }
 
@@ -89,10 +93,11 @@ pub fn open(
     start: impl FnOnce(Option<Claim>) -> Result<Arc<Hca>, VerbsError>,
 ) -> Result<Arc<Hca>, VerbsError> {
     let Some(key) = key else { return start(None) };
-    let mut open = OPEN.lock();
+    let of = TABLE.get();
+    let mut open = of.open.lock();
     while let Some((_, entry)) = open.iter().find(|(other, _)| other.is(&key)) {
         let Some(hca) = entry.upgrade() else {
-            CHANGED.wait(&mut open);
+            of.changed.wait(&mut open);
             continue;
         };
         // The device may be dropped from here on, which takes the lock.
@@ -113,15 +118,21 @@ pub fn open(
     }
     open.insert(key.clone(), Weak::new());
     drop(open);
-    let hca = start(Some(Claim(key.clone())))?;
-    OPEN.lock().insert(key, Arc::downgrade(&hca));
-    CHANGED.notify_all();
+    let hca = start(Some(Claim { key: key.clone(), of }))?;
+    of.open.lock().insert(key, Arc::downgrade(&hca));
+    of.changed.notify_all();
     Ok(hca)
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// Works while no other thread can open a device.
+    pub(crate) fn held<T>(work: impl FnOnce() -> T) -> T {
+        let _open = TABLE.get().open.lock();
+        work()
+    }
 
     fn key(interface: u32, address: &str, are_all: bool) -> Key {
         Key::new(interface, &[address.parse().unwrap()], are_all).unwrap()
@@ -183,7 +194,7 @@ mod tests {
             drop(second);
             waiting[0].recv().unwrap();
             // Without this the scope would wait for ever.
-            CHANGED.notify_all();
+            TABLE.get().changed.notify_all();
             heard.expect("the first is opened anew");
         });
     }

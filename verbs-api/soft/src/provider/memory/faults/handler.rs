@@ -7,6 +7,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use libc::{c_int, sigaction, siginfo_t, sigset_t, ucontext_t};
+use rocinante_netdev::OfProcess;
 
 use super::super::guarded::resumes_at;
 use crate::provider::sync::Mutex;
@@ -30,7 +31,7 @@ impl Before {
 /// The handlers before ours, the last one first, each once: for each signal.
 static BEFORE: [AtomicPtr<Before>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
 /// Held while an action is changed.
-static CHANGE: Mutex<()> = Mutex::new(());
+static CHANGE: OfProcess<Mutex<()>> = OfProcess::none();
 /// The fault that a handler of the program was given last: by its context, where on the stack, and
 /// which handler. A handler that passes on faults of others may know ours as the one before it.
 static GIVEN: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
@@ -76,7 +77,7 @@ fn is_ours(action: &sigaction) -> bool {
 
 #[cold]
 fn install(signal: c_int, before: &AtomicPtr<Before>) {
-    let _change = CHANGE.lock();
+    let _change = CHANGE.get().lock();
     let found = current(signal);
     if is_ours(&found) {
         return;
