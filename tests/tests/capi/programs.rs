@@ -84,6 +84,7 @@ scripts! {
     a_port_that_a_fault_takes_down_says_so: "down.py";
     signals_interrupt_calls_that_block_and_flags_are_obeyed: "signals.py";
     a_child_keeps_nothing_of_its_parent_alive_and_starts_clean: "forked.py";
+    a_child_lists_opens_and_ends_whatever_threads_held_at_the_fork: "forking.py";
 }
 
 fn all_as_expected(script: &str) {

@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -19,8 +18,8 @@ use crate::convert;
 use crate::log::{self, Level, say};
 use crate::plain::sysfs::Devices;
 use crate::plain::{
-    AHS_MAX, DEVICES_VARIABLE, GROUPS_MAX, MEMBERS_MAX, NamedInterface, PDS_MAX, gid_table_len,
-    named_interfaces,
+    AHS_MAX, DEVICES_VARIABLE, GROUPS_MAX, MEMBERS_MAX, NamedInterface, OfProcess, PDS_MAX,
+    gid_table_len, named_interfaces,
 };
 
 /// A device that a program can open.
@@ -34,10 +33,27 @@ pub(crate) struct Found {
     pub(crate) gids: Vec<Option<IpAddr>>,
 }
 
-/// The names that programs know. Without `rocinante run` they are of this process alone.
-static DEVICES: LazyLock<Mutex<Devices>> = LazyLock::new(|| Mutex::new(Devices::of_environment()));
-/// How long a thread waits for another one that lists. In a child of fork(2) that may be none.
+/// The names that programs know. Without `rocinante run` they are of this process alone, and its
+/// children.
+static DEVICES: OfProcess<Mutex<Devices>> = OfProcess::none();
+/// How long a thread waits for another one that lists.
 const PATIENCE: Duration = Duration::from_millis(500);
+
+fn devices() -> &'static Mutex<Devices> {
+    DEVICES.get_or(|parents| {
+        Mutex::new(parents.and_then(inherited).unwrap_or_else(Devices::of_environment))
+    })
+}
+
+/// What a parent had, in a child of fork(2): nothing, if a thread of the parent was about to change
+/// it.
+pub(crate) fn inherited<T: Clone>(parents: &Mutex<T>) -> Option<T> {
+    let held = parents.try_lock()?;
+    let copy = held.clone();
+    // To give it back might wake a thread that is not here.
+    std::mem::forget(held);
+    Some(copy)
+}
 
 fn of_environment() -> String {
     std::env::var(DEVICES_VARIABLE).unwrap_or_default()
@@ -46,7 +62,7 @@ fn of_environment() -> String {
 /// The devices, in the order of their numbers.
 pub(crate) fn list() -> std::io::Result<Vec<Found>> {
     let list = of_environment();
-    match DEVICES.try_lock_for(PATIENCE) {
+    match devices().try_lock_for(PATIENCE) {
         Some(mut devices) => found(devices.list(Some(&list))),
         None => found(Devices::of_environment().list(Some(&list))),
     }
@@ -74,7 +90,7 @@ fn found(devices: std::io::Result<Vec<NamedInterface>>) -> std::io::Result<Vec<F
 
 /// The directory that all processes of one `rocinante run` share.
 pub(crate) fn directory() -> Option<PathBuf> {
-    DEVICES.try_lock_for(PATIENCE)?.root().map(Path::to_owned)
+    devices().try_lock_for(PATIENCE)?.root().map(Path::to_owned)
 }
 
 /// The program is about to read in the tree of files: brings it up to date, unless that was done a
@@ -82,14 +98,15 @@ pub(crate) fn directory() -> Option<PathBuf> {
 pub(crate) fn show(counters: bool) {
     /// Less than it takes to change an interface from another process.
     const FRESH: Duration = Duration::from_millis(1);
-    static LAST: [Mutex<Option<Instant>>; 2] = [Mutex::new(None), Mutex::new(None)];
+    static LAST: OfProcess<[Mutex<Option<Instant>>; 2]> = OfProcess::none();
     // A thread that comes meanwhile waits for the result.
-    let Some(mut last) = LAST[usize::from(counters)].try_lock_for(PATIENCE) else { return };
+    let last = &LAST.get()[usize::from(counters)];
+    let Some(mut last) = last.try_lock_for(PATIENCE) else { return };
     if last.is_some_and(|last| last.elapsed() < FRESH) {
         return;
     }
     let list = of_environment();
-    if let Some(mut devices) = DEVICES.try_lock_for(PATIENCE) {
+    if let Some(mut devices) = devices().try_lock_for(PATIENCE) {
         let _ = match counters {
             true => devices.count(Some(&list)),
             false => devices.list(Some(&list)).map(drop),

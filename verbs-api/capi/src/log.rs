@@ -17,6 +17,9 @@ use rocinante_soft::environment;
 pub(crate) use rocinante_soft::environment::LogLevel as Level;
 use rustix::fs::{Mode, OFlags, fstat, open};
 
+use crate::devices::inherited;
+use crate::plain::OfProcess;
+
 struct Log {
     wish: environment::LogWish,
     /// Device and inode of stderr when the library was first called. A program may close it, and
@@ -77,12 +80,13 @@ pub(crate) fn say(level: Level, line: Arguments<'_>) {
 /// Prints why something cannot be used: at any level and once for each reason, because programs
 /// show an errno at most. The errno of a shortage is enough: such a line has the level `warn`.
 pub(crate) fn refuse(what: impl Display, why: impl Display, errno: i32) {
-    static PRINTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    static PRINTED: OfProcess<Mutex<BTreeSet<String>>> = OfProcess::none();
     const SHORTAGES: [i32; 4] = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN];
     const PRINTED_MAX: usize = 64;
     let line = format!("{what}: {why}");
     let is_new = || {
-        let mut printed = PRINTED.lock();
+        let printed = PRINTED.get_or(|it| Mutex::new(it.and_then(inherited).unwrap_or_default()));
+        let mut printed = printed.lock();
         printed.len() < PRINTED_MAX && printed.insert(line.clone())
     };
     if says(Level::Warn) || !SHORTAGES.contains(&errno) && is_new() {

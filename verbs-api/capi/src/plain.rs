@@ -9,8 +9,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 pub(crate) use rocinante_netdev::{
-    DEVICES_VARIABLE, NamedInterface, NextHop, PortClaim, apart, container_limits, gid_table_len,
-    named_interfaces, sysfs,
+    DEVICES_VARIABLE, NamedInterface, NextHop, OfProcess, PortClaim, apart, container_limits,
+    gid_table_len, named_interfaces, sysfs,
 };
 use rocinante_soft as soft;
 use rocinante_soft::model::device::DeviceCounters;

@@ -13,8 +13,8 @@ use rocinante_soft::model::device::DeviceCounters;
 use crate::devices::{self, Found};
 use crate::ffi::without_signals;
 use crate::log;
-use crate::plain::Watched;
 use crate::plain::sysfs::{Counts, PortKey, Published};
+use crate::plain::{OfProcess, Watched};
 
 /// How long the exit waits for a thread that holds a lock.
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -33,13 +33,12 @@ struct Opened {
 /// The devices of this process; those that are closed are summed up by their names.
 #[derive(Default)]
 struct Report {
-    /// The process: a child of fork(2) reports nothing of its parent's.
-    process: u32,
     opened: Vec<Opened>,
     closed: BTreeMap<Named, DeviceCounters>,
 }
 
-static REPORT: Mutex<Option<Report>> = Mutex::new(None);
+/// A child of fork(2) reports nothing of its parent's.
+static REPORT: OfProcess<Mutex<Report>> = OfProcess::none();
 
 /// Whether counters may be asked for.
 pub(crate) fn is_wanted() -> bool {
@@ -59,12 +58,7 @@ fn is_printed() -> bool {
 /// A context of the device was opened.
 pub(crate) fn opened(found: &Found, device: Watched) {
     publish();
-    let process = std::process::id();
-    let mut report = REPORT.lock();
-    let report = report.get_or_insert_default();
-    if report.process != process {
-        *report = Report { process, ..Report::default() };
-    }
+    let mut report = REPORT.get().lock();
     if report.opened.iter().any(|opened| opened.device.is(&device)) {
         return;
     }
@@ -75,9 +69,8 @@ pub(crate) fn opened(found: &Found, device: Watched) {
 
 /// A context of the device is about to be closed: the last, perhaps.
 pub(crate) fn closing(device: &Watched) {
-    let mut report = REPORT.lock();
-    let opened = report.iter_mut().flat_map(|report| &mut report.opened);
-    for opened in opened.filter(|opened| opened.device.is(device)) {
+    let mut report = REPORT.get().lock();
+    for opened in report.opened.iter_mut().filter(|opened| opened.device.is(device)) {
         if let Some(counters) = device.counters(PATIENCE) {
             opened.last = counters;
         }
@@ -89,8 +82,7 @@ pub(crate) fn closed(device: &Watched) {
     if device.counters(PATIENCE).is_some() {
         return;
     }
-    let mut report = REPORT.lock();
-    let Some(report) = &mut *report else { return };
+    let report = &mut *REPORT.get().lock();
     if let Some(at) = report.opened.iter().position(|opened| opened.device.is(device)) {
         let opened = report.opened.swap_remove(at);
         report.closed.entry(opened.name).or_default().add(&opened.last);
@@ -99,8 +91,7 @@ pub(crate) fn closed(device: &Watched) {
 
 /// The counters of each device. `None` if a thread that another one's exit(3) stopped has them.
 fn sums() -> Option<BTreeMap<Named, DeviceCounters>> {
-    let report = REPORT.try_lock_for(PATIENCE)?;
-    let report = report.as_ref().filter(|report| report.process == std::process::id())?;
+    let report = REPORT.own()?.try_lock_for(PATIENCE)?;
     let mut sums = report.closed.clone();
     for opened in &report.opened {
         let counters = opened.device.counters(PATIENCE).unwrap_or(opened.last);
@@ -109,14 +100,13 @@ fn sums() -> Option<BTreeMap<Named, DeviceCounters>> {
     Some(sums)
 }
 
-/// The place at which the counters are published, and the process that does it.
-static PUBLISHED: Mutex<Option<(u32, Arc<Published>)>> = Mutex::new(None);
+/// The place at which the counters are published.
+static PUBLISHED: OfProcess<Mutex<Option<Arc<Published>>>> = OfProcess::none();
 
 /// Has a thread tell the counters whenever a process asks. Without a place for it, none does.
 fn publish() {
-    let process = std::process::id();
-    let mut published = PUBLISHED.lock();
-    if published.as_ref().is_some_and(|(by, _)| *by == process) {
+    let mut published = PUBLISHED.get().lock();
+    if published.is_some() {
         return;
     }
     let Some(begun) = devices::directory().and_then(|root| Published::begin(&root).ok()) else {
@@ -134,7 +124,7 @@ fn publish() {
         })
     });
     if thread.is_ok() {
-        *published = Some((process, begun));
+        *published = Some(begun);
     }
 }
 
@@ -153,18 +143,22 @@ fn answer(published: &Published) {
 
 /// The process ends: its counters stay, and are printed, those that are not 0.
 pub(crate) fn end() {
-    if let Some(published) = PUBLISHED.try_lock_for(PATIENCE).and_then(|mut it| it.take())
-        && published.0 == std::process::id()
-    {
-        answer(&published.1);
-        published.1.end();
+    let published = PUBLISHED.own().and_then(|it| it.try_lock_for(PATIENCE)?.take());
+    if let Some(published) = published {
+        answer(&published);
+        published.end();
     }
     if !is_printed() {
         return;
     }
     let sums = sums().unwrap_or_default();
     // Once.
-    drop(REPORT.try_lock_for(PATIENCE).map(|mut report| report.take()));
+    drop(
+        REPORT
+            .own()
+            .and_then(|it| it.try_lock_for(PATIENCE))
+            .map(|mut it| std::mem::take(&mut *it)),
+    );
     for ((name, _), counters) in sums {
         let mut text = format!("counters of {name} (those that are not 0):");
         for (group, name, count) in counters.iter().filter(|(_, _, count)| *count > 0) {

@@ -4,17 +4,18 @@
 use std::ffi::{c_char, c_int};
 use std::io::Read as _;
 use std::ptr;
-use std::sync::Mutex;
+
+use parking_lot::Mutex;
 
 use super::border::{afford, hush, minus, pointer};
-use super::fork;
 use super::object::{Object, Private};
 use super::ucma;
 use super::{context, operations};
 use crate::abi;
 use crate::convert::text;
-use crate::devices::{self, Found};
+use crate::devices::{self, Found, inherited};
 use crate::log;
+use crate::plain::OfProcess;
 
 /// `struct ibv_device` and zeroes: providers' libraries look behind it for functions of their own,
 /// to see whether it is theirs.
@@ -31,23 +32,24 @@ impl Private for Found {
 
 type Device = Object<Found>;
 
-/// The devices that programs have pointers to, which stay valid for ever. A device is listed anew
-/// when its interface or its addresses have changed.
-static KNOWN: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+/// The devices that programs have pointers to, which stay valid for ever, also in children of
+/// fork(2). A device is listed anew when its interface or its addresses have changed.
+static KNOWN: OfProcess<Mutex<Vec<usize>>> = OfProcess::none();
 
 /// # Safety
 /// As [`Object::of`].
 pub(super) unsafe fn found<'a>(device: *mut abi::Device) -> Result<&'a Found, c_int> {
     // SAFETY: the caller vouches for it.
-    unsafe { Device::of(device.cast()) }.map(|device| &device.private)
+    unsafe { Device::own_or_inherited(device.cast()) }.map(|device| &device.private)
 }
 
 fn known(found: Found) -> *mut abi::Device {
-    let mut known = KNOWN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let known = KNOWN.get_or(|it| Mutex::new(it.and_then(inherited).unwrap_or_default()));
+    let mut known = known.lock();
     for pointer in known.iter() {
         let pointer = *pointer as *mut DeviceAndTail;
         // SAFETY: it was made below, and is never destroyed.
-        if unsafe { Device::of(pointer) }.is_ok_and(|other| other.private == found) {
+        if unsafe { Device::own_or_inherited(pointer) }.is_ok_and(|other| other.private == found) {
             return pointer.cast();
         }
     }
@@ -71,7 +73,6 @@ pub(super) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut 
     pointer(|| {
         hush();
         log::begin();
-        fork::follow();
         ucma::watch();
         afford(0)?;
         if !count.is_null() {

@@ -3,7 +3,9 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::Once;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::yield_now;
+use std::time::{Duration, Instant};
 
 /// The numbers of objects by their kinds. Their bits [`MARKS`] count the forks between the process
 /// that loaded the library and this one.
@@ -34,15 +36,43 @@ pub(super) fn mark() -> u64 {
 }
 
 /// Has children know that they are some, from now on.
-pub(super) fn follow() {
+fn follow() {
     static WATCH: Once = Once::new();
     WATCH.call_once(|| {
-        // SAFETY: the handler only adds to a number. The library is never unloaded.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        // SAFETY: the handlers only change numbers. The library is never unloaded.
+        unsafe { libc::pthread_atfork(Some(begin), Some(end), Some(in_child)) };
     });
 }
 
+/// A thread forks, or is in a place where none may.
+static IS_BUSY: AtomicBool = AtomicBool::new(false);
+/// How long one waits for the other. A signal's handler that forks in such a place waits for its
+/// own thread.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Runs `body` while no thread forks. A child would find the locks of the C library that `body`
+/// takes held for ever.
+pub(super) fn undisturbed<T>(body: impl FnOnce() -> T) -> T {
+    follow();
+    begin();
+    let done = body();
+    end();
+    done
+}
+
+extern "C" fn begin() {
+    let until = Instant::now() + PATIENCE;
+    while IS_BUSY.swap(true, Ordering::Acquire) && Instant::now() < until {
+        yield_now();
+    }
+}
+
+extern "C" fn end() {
+    IS_BUSY.store(false, Ordering::Release);
+}
+
 unsafe extern "C" fn in_child() {
+    end();
     for number in &NUMBERS {
         let before = number.load(Ordering::Relaxed);
         let next = before.wrapping_add(MARKS & MARKS.wrapping_neg()) & MARKS;

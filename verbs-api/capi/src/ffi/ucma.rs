@@ -8,7 +8,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Once};
 
-use crate::plain::is_accessible;
+use crate::plain::{OfProcess, is_accessible};
 
 use super::border::{Outcome, minus, quiet, set_errno};
 use super::fork;
@@ -27,17 +27,16 @@ const NUMBER: &str = "/sys/class/misc/rdma_cm/dev";
 pub(super) fn watch() {
     static SAID: Once = Once::new();
     let before = |name, ours| Before { name, ours };
-    let done = slots::stand_before(
-        MARK,
-        &[
-            before(c"open", open as *const c_void),
-            before(c"open64", open as *const c_void),
-            before(c"fstat", fstat as *const c_void),
-            before(c"fstat64", fstat as *const c_void),
-            before(c"write", write as *const c_void),
-            before(c"close", close as *const c_void),
-        ],
-    );
+    let all = [
+        before(c"open", open as *const c_void),
+        before(c"open64", open as *const c_void),
+        before(c"fstat", fstat as *const c_void),
+        before(c"fstat64", fstat as *const c_void),
+        before(c"write", write as *const c_void),
+        before(c"close", close as *const c_void),
+    ];
+    // glibc's lock of its list of modules is none of those that a child finds free.
+    let done = fork::undisturbed(|| slots::stand_before(MARK, &all));
     if let Err(error) = done {
         SAID.call_once(|| {
             say(
@@ -52,26 +51,10 @@ pub(super) fn watch() {
     }
 }
 
-/// The state of this process. A child of fork(2) begins anew: the inherited state has locks of
-/// threads that are not there, and is never freed.
+/// The state of this process.
 fn ucma() -> &'static Arc<Ucma> {
-    static NOW: AtomicPtr<(u64, Arc<Ucma>)> = AtomicPtr::new(ptr::null_mut());
-    fork::follow();
-    let generation = fork::mark();
-    loop {
-        let now = NOW.load(Ordering::Acquire);
-        // SAFETY: null, or a box that was leaked below.
-        if let Some((of, ucma)) = unsafe { now.as_ref() }
-            && *of == generation
-        {
-            return ucma;
-        }
-        let new = Box::into_raw(Box::new((generation, Arc::default())));
-        if NOW.compare_exchange(now, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            // SAFETY: no other thread has got it.
-            drop(unsafe { Box::from_raw(new) });
-        }
-    }
+    static NOW: OfProcess<Arc<Ucma>> = OfProcess::none();
+    NOW.get()
 }
 
 /// Ends connections when the program ends, as the kernel does when the file is closed.
