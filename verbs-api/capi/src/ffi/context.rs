@@ -4,11 +4,11 @@
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::net::IpAddr;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use rocinante_soft::model::event::AsyncEvent;
-use rocinante_soft::{FAULTS_ARE_ON, Prepared, Wishes};
+use rocinante_soft::{FAULTS_ARE_ON, Inbox, Prepared, Wishes};
 
 use super::border::{Outcome, afford};
 use super::object::{Object, Private};
@@ -27,6 +27,8 @@ pub(super) struct Shared {
     opened: OnceLock<Opened>,
     /// The prepared context that the first object opens.
     prepared: Mutex<Option<Prepared>>,
+    /// Its events, and the device's then: they can be asked for while it is opened.
+    events: Arc<Inbox>,
     /// Readable while there are asynchronous events; the program's `async_fd`. It is a set of
     /// descriptors, so its flags are the program's.
     pub(super) async_fd: Given,
@@ -137,28 +139,13 @@ impl Shared {
     }
 
     pub(super) fn next_event(&self) -> Option<AsyncEvent> {
-        let prepared = match self.opened.get() {
-            Some(opened) => return opened.device.events.next(),
-            None => self.prepared.lock(),
-        };
-        // Another thread may have opened it meanwhile.
-        match (self.opened.get(), &*prepared) {
-            (Some(opened), _) => opened.device.events.next(),
-            (None, prepared) => prepared.as_ref()?.events.next(),
-        }
+        self.events.next()
     }
 
     /// The GID table as it is now: a hole is `None`.
     pub(super) fn gids(&self) -> Outcome<Vec<Option<IpAddr>>> {
         self.is_own()?;
-        let prepared = match self.opened.get() {
-            Some(opened) => return Ok(opened.device.gid_table()),
-            None => self.prepared.lock(),
-        };
-        match (self.opened.get(), &*prepared) {
-            (Some(opened), _) => Ok(opened.device.gid_table()),
-            (None, prepared) => Ok(prepared.as_ref().ok_or(libc::ENODEV)?.gid_table()),
-        }
+        Ok(self.events.gids().unwrap_or_default())
     }
 
     /// # Errors
@@ -195,6 +182,7 @@ pub(super) fn prepare(found: &Found) -> Outcome<Shared> {
     let async_fd = Given::from(async_fd);
     Ok(Shared {
         found: found.clone(),
+        events: prepared.events.clone(),
         opened: OnceLock::new(),
         prepared: Mutex::new(Some(prepared)),
         async_fd,
@@ -246,4 +234,32 @@ pub(super) fn refused(
     what: &'static str,
 ) -> impl FnOnce(rocinante_soft::model::error::VerbsError) -> i32 {
     move |error| errno(what, &error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::devices::limited;
+
+    /// The first object opens the device, which may wait for an agent or for another process.
+    #[test]
+    fn events_and_addresses_are_told_while_the_device_is_opened() {
+        let found = limited(Some("lo")).expect("a list").remove(0);
+        let shared = Arc::new(prepare(&found).expect("a context"));
+        let opening = shared.prepared.lock();
+        let (send, told) = channel();
+        let asks = shared.clone();
+        let asking =
+            std::thread::spawn(move || send.send((asks.next_event(), asks.gids().unwrap())));
+        let heard = told.recv_timeout(Duration::from_secs(20));
+        drop(opening);
+        asking.join().unwrap().unwrap();
+        assert_eq!(heard.expect("it waits for the opening"), (None, found.gids));
+        // They are those of the device, too.
+        let device = shared.device().expect("an open device");
+        assert!(Arc::ptr_eq(&device.events, &shared.events));
+    }
 }
