@@ -148,9 +148,7 @@ impl Ucma {
         // A command that comes now finds no file here, and no descriptor.
         file.close();
         drop(files);
-        self.table.ids_of(Some(&file)).iter().for_each(|id| {
-            self.destroy(id);
-        });
+        self.clear(&file);
         // Nor is one opened meanwhile.
         let files = self.files.write();
         if files.is_empty() {
@@ -158,6 +156,13 @@ impl Ucma {
             self.devices.close();
         }
         true
+    }
+
+    /// Destroys the ids of a file that is closed.
+    fn clear(&self, file: &Arc<File>) {
+        self.table.ids_of(Some(file)).iter().for_each(|id| {
+            self.destroy(id);
+        });
     }
 
     /// Ends all connections: the program ends.
@@ -184,7 +189,12 @@ impl Ucma {
         let (name, execute) = known.ok_or(libc::ENOSYS)?;
         let body = body.get(..usize::from(len)).ok_or(libc::EINVAL)?;
         let command = Command { it: self, file, body: In(body), room: room.into(), memory };
-        execute(&command).inspect_err(|errno| {
+        let done = execute(&command);
+        // It was closed meanwhile: what the command has made or brought goes, too.
+        if file.number().is_none() {
+            self.clear(file);
+        }
+        done.inspect_err(|errno| {
             if !(*errno == libc::EAGAIN && waits(bytes)) {
                 let error = std::io::Error::from_raw_os_error(*errno);
                 say(Level::Info, format_args!("rdma_cm: {name}: {error}"));

@@ -547,3 +547,50 @@ fn a_refused_command_leaves_all_as_it_was() {
     }
     assert!(refused > 1000, "{refused}");
 }
+
+/// Memory of a program that closes a file when it is looked at.
+struct Closing<'a>(&'a Program, c_int);
+
+impl Memory for Closing<'_> {
+    fn check(&self, _: u64, _: usize, _: bool) -> Outcome<()> {
+        self.0.it.close(self.1);
+        Ok(())
+    }
+
+    fn load(&self, _: u64, len: usize) -> Outcome<Vec<u8>> {
+        Ok(vec![0; len])
+    }
+}
+
+/// A thread closes a file while another has given it a command.
+#[test]
+fn a_command_that_its_file_does_not_outlive_leaves_nothing() {
+    let program = Program::new();
+    let other = || {
+        let fd = program.it.open().unwrap();
+        (fd, program.it.file(fd).unwrap())
+    };
+    let give = |(fd, file): &(c_int, Arc<File>), number, Out(body): Out| {
+        let len = u16::try_from(body.len()).unwrap();
+        let bytes = Out::default().u32(number).u16(len).u16(1024).bytes(&body).0;
+        program.it.command(file, &bytes, &Closing(&program, *fd)).map(drop)
+    };
+    let all = program.it.counts();
+    let _ = give(&other(), 0, Out::default().u64(1).u64(0).u16(TCP).until(24));
+    assert_eq!(program.it.counts(), all, "CREATE_ID");
+    // A request that is read.
+    let listener = program.create(1, TCP);
+    let (to, _opened) = program.listener(listener, v4("127.0.0.1:7471"), 1);
+    let reads = other();
+    to.id.facts.lock().file = reads.1.clone();
+    assert!(to.put(request([127, 0, 0, 1].into(), v4("127.0.0.2:1"))).is_some());
+    let _ = give(&reads, 12, Out::default().u64(0));
+    assert_eq!(program.it.counts(), all, "GET_EVENT");
+    // An id that comes from another file.
+    let (fd, gone) = other();
+    program.it.close(fd);
+    let id = program.create(1, TCP);
+    let from = u32::try_from(program.fd).unwrap();
+    let _ = give(&(fd, gone), 18, Out::default().u64(0).u32(id).u32(from));
+    assert_eq!(program.it.counts(), all, "MIGRATE_ID");
+}
