@@ -7,22 +7,8 @@ use super::experiment::{Experiment, VERDICTS};
 use super::judge::{Seen, with_unit};
 use super::report::{Anchor, Block};
 
-/// The properties. Cells of a solution are in this order.
-const PROPERTIES: [&str; 11] = [
-    "network isolation",
-    "controllability",
-    "resource use",
-    "throughput",
-    "latency",
-    "scalability limits",
-    "proprietary",
-    "maturity",
-    "ease",
-    "privileges",
-    "network pressure",
-];
-
-const UNKNOWN: &str = "unknown";
+/// The properties, and the solutions that are not on this machine, with what was published of them.
+const PUBLISHED: &str = include_str!("solutions.tsv");
 
 /// The words of measured cells: the first whose bound a value keeps.
 ///
@@ -44,122 +30,20 @@ pub(super) const THRESHOLDS: &str = "Words of measured cells: a probe's p99 besi
     Published figures are of other machines, with cards: they stand in no comparison with measured \
     ones.";
 
-/// A solution that is not on this machine.
-struct Published {
-    name: &'static str,
-    source: &'static str,
-    cells: [&'static str; 11],
-}
-
-const THESIS: &str = "raw data of a thesis on RDMA for containers, ConnectX-5, 100 Gb/s";
-
-static PUBLISHED: [Published; 5] = [
-    Published {
-        name: "Shared HCA (macvlan)",
-        source: THESIS,
-        cells: [
-            "namespaces; addresses of the card's network",
-            "no netfilter, no shaping",
-            "no processor of the host; GID entries",
-            "11,682 to 11,687 MB/s",
-            "1.86 µs, WRITE of 64 B",
-            "below 150; 30 pairs measured",
-            "no, any card",
-            "maintained",
-            "unmodified programs",
-            "none special, but often IPC_LOCK",
-            UNKNOWN,
-        ],
-    },
-    Published {
-        name: "SR-IOV",
-        source: THESIS,
-        cells: [
-            "a virtual function each; addresses of the card's network",
-            "rate limits of functions; no netfilter",
-            "no processor of the host; functions and GID entries",
-            "11,034 to 11,038 MB/s",
-            "1.82 µs, WRITE of 64 B",
-            "below 150; 22 functions were stable",
-            "many cards",
-            "maintained",
-            "unmodified programs",
-            "in part",
-            UNKNOWN,
-        ],
-    },
-    Published {
-        name: "SR-IOV with ASAP²",
-        source: THESIS,
-        cells: [
-            "a virtual function each, addresses of its own",
-            "routes, shaping; netfilter in part",
-            "no processor of the host; functions",
-            "11,022 to 11,028 MB/s",
-            "2.28 µs, WRITE of 64 B",
-            "16 tested",
-            "one vendor",
-            "maintained",
-            "unmodified programs",
-            UNKNOWN,
-            UNKNOWN,
-        ],
-    },
-    Published {
-        name: "FreeFlow",
-        source: "the same thesis, ConnectX-3, 56 Gb/s; NSDI 2019; its repository",
-        cells: [
-            "a router on each host; addresses of its own",
-            "routes, shaping; no netfilter",
-            "one processor and more: 190 % at the client",
-            "6,023 MB/s",
-            "2.71 µs, WRITE of 64 B",
-            "hundreds, as it says",
-            "open source; one old card",
-            "code of 2018",
-            "a patched library, aligned regions",
-            "its instructions run `--privileged`",
-            UNKNOWN,
-        ],
-    },
-    Published {
-        name: "MasQ",
-        source: "SIGCOMM 2020, abstract; its authors' answers to questions",
-        cells: [
-            "addresses of its own",
-            "routes; no netfilter, no shaping",
-            "in part of the host",
-            "almost that of bare metal",
-            "almost that of bare metal",
-            "queue pairs of the card",
-            "not published",
-            "not maintained",
-            "unmodified programs",
-            UNKNOWN,
-            UNKNOWN,
-        ],
-    },
-];
-
 /// The modes that have a row.
 const MEASURED: [&str; 6] =
     ["udp", "packet", "afxdp", "packet-agent", "afxdp-agent", "tcp-blocking"];
 
 /// The table of all solutions.
 pub(super) fn table(seen: Seen<'_>) -> Block {
-    let mut head = vec!["solution".to_owned(), "source".to_owned()];
-    head.extend(PROPERTIES.map(str::to_owned));
+    let mut lines = PUBLISHED.lines();
+    let head = lines.next().unwrap_or_default().split('\t').map(str::to_owned).collect();
     let measured = MEASURED.iter().map(|mode| {
         let mut row = vec![Anchor::none(mode), Anchor::none("*measured* here")];
         row.extend(cells(seen, mode));
         row
     });
-    let published = PUBLISHED.iter().map(|one| {
-        let source = format!("*published*: {}", one.source);
-        let mut row = vec![Anchor::none(one.name), Anchor::none(&source)];
-        row.extend(one.cells.map(Anchor::none));
-        row
-    });
+    let published = lines.map(|line| line.split('\t').map(Anchor::none).collect());
     Block::Table { id: Some("solutions".into()), head, rows: measured.chain(published).collect() }
 }
 
