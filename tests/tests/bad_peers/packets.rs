@@ -14,6 +14,7 @@ use rocinante_stack::wire::{Aeth, Bth, NakCode, Opcode, Syndrome};
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, set_ip_mtu_discover};
 use serde_json::{Value, json};
 
+use self::Conduct::{Answers, Sends};
 use super::{Addresses, PORT, SLACK, Trial, call, failed, left_nothing, serve};
 
 /// The peer's packets.
@@ -55,10 +56,14 @@ impl Wire {
         let _ = self.socket.send_to(&packet, self.to);
     }
 
-    fn respond(&self, psn: u32, syndrome: Syndrome, good: bool) {
+    fn respond(&self, psn: u32, syndrome: Syndrome) {
+        self.respond_with(Opcode::RC_ACKNOWLEDGE, psn, syndrome, 0, true);
+    }
+
+    fn respond_with(&self, opcode: Opcode, psn: u32, syndrome: Syndrome, len: usize, good: bool) {
         let mut header = [0; Aeth::LEN];
         Aeth { syndrome, msn: 1 }.write(&mut header);
-        self.send(Opcode::RC_ACKNOWLEDGE, psn, &header, 0, good);
+        self.send(opcode, psn, &header, len, good);
     }
 
     /// The next of the victim's packets, if one comes soon.
@@ -69,78 +74,13 @@ impl Wire {
     }
 }
 
-/// The action of this side for each packet, or when no packet comes.
-type Conduct = fn(&Wire, Option<&Bth>);
-
-fn answers_with_wrong_icrcs(wire: &Wire, packet: Option<&Bth>) {
-    if let Some(bth) = packet {
-        wire.respond(bth.psn.value(), Syndrome::ACK_UNLIMITED, false);
-    }
-}
-
-fn acknowledges_what_was_not_sent(wire: &Wire, packet: Option<&Bth>) {
-    if let Some(bth) = packet {
-        wire.respond(bth.psn.value().wrapping_add(FAR), Syndrome::ACK_UNLIMITED, true);
-        wire.respond(bth.psn.value().wrapping_sub(FAR), Syndrome::ACK_UNLIMITED, true);
-    }
-}
-
-fn misses_the_same_packet_for_ever(wire: &Wire, packet: Option<&Bth>) {
-    if let Some(bth) = packet {
-        wire.respond(bth.psn.value(), Syndrome::nak(NakCode::PsnSequenceError), true);
-    }
-}
-
-fn is_never_ready(wire: &Wire, packet: Option<&Bth>) {
-    if let Some(bth) = packet {
-        wire.respond(bth.psn.value(), Syndrome::rnr(14), true);
-    }
-}
-
-fn answers_in_reserved_codes(wire: &Wire, packet: Option<&Bth>) {
-    if let Some(bth) = packet {
-        wire.respond(bth.psn.value(), Syndrome(0x4f), true);
-        wire.respond(bth.psn.value(), Syndrome(0x7f), true);
-    }
-}
-
-fn refuses(wire: &Wire, packet: Option<&Bth>) {
-    if let Some(bth) = packet {
-        wire.respond(bth.psn.value(), Syndrome::nak(NakCode::InvalidRequest), true);
-    }
-}
-
-fn reads_too_little(wire: &Wire, packet: Option<&Bth>) {
-    if let Some(bth) = packet {
-        let header = Aeth::ack(1);
-        let mut bytes = [0; Aeth::LEN];
-        header.write(&mut bytes);
-        wire.send(Opcode::RC_RDMA_READ_RESPONSE_ONLY, bth.psn.value(), &bytes, 4, true);
-    }
-}
-
-fn sends_with_wrong_icrcs(wire: &Wire, packet: Option<&Bth>) {
-    if packet.is_none() {
-        wire.send(Opcode::RC_SEND_ONLY, wire.psn, &[], 100, false);
-    }
-}
-
-fn sends_far_ahead(wire: &Wire, packet: Option<&Bth>) {
-    if packet.is_none() {
-        wire.send(Opcode::RC_SEND_ONLY, wire.psn.wrapping_add(FAR), &[], 100, true);
-    }
-}
-
-fn sends_by_another_path_mtu(wire: &Wire, packet: Option<&Bth>) {
-    if packet.is_none() {
-        wire.send(Opcode::RC_SEND_FIRST, wire.psn, &[], 512, true);
-    }
-}
-
-fn sends_more_than_fits(wire: &Wire, packet: Option<&Bth>) {
-    if packet.is_none() {
-        wire.send(Opcode::RC_SEND_ONLY, wire.psn, &[], 1024, true);
-    }
+/// The conduct of this side.
+#[derive(Clone, Copy)]
+enum Conduct {
+    /// What it does for each packet of the victim, by its PSN.
+    Answers(fn(&Wire, u32)),
+    /// What it does when no packet comes.
+    Sends(fn(&Wire)),
 }
 
 /// Agrees with a victim, as its server, up to the first packet; returns the number of the victim's
@@ -225,7 +165,11 @@ impl PacketCase {
         let done = std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !over.load(std::sync::atomic::Ordering::Relaxed) {
-                    (self.conduct)(&wire, wire.receive().as_ref());
+                    match (self.conduct, wire.receive()) {
+                        (Answers(act), Some(bth)) => act(&wire, bth.psn.value()),
+                        (Sends(act), None) => act(&wire),
+                        _ => {}
+                    }
                 }
             });
             let done = victim.finish();
@@ -270,12 +214,25 @@ const fn case(
 #[rustfmt::skip]
 fn clients() -> Vec<PacketCase> {
     let mut all = vec![
-        case("wrong ICRCs", answers_with_wrong_icrcs, RETRIES, &["dropped", "for icrc", "RETRY_EXC_ERR"]),
-        case("ghost ACKs", acknowledges_what_was_not_sent, RETRIES, &["RETRY_EXC_ERR"]),
-        case("misses for ever", misses_the_same_packet_for_ever, QUIET, &[]),
-        case("never ready", is_never_ready, QUIET, &["within 15 s"]),
-        case("reserved codes", answers_in_reserved_codes, RETRIES, &["RETRY_EXC_ERR"]),
-        case("refuses", refuses, RETRIES, &["path MTU", "REM_INV_REQ_ERR"]),
+        case("wrong ICRCs", Answers(|wire, psn| {
+            wire.respond_with(Opcode::RC_ACKNOWLEDGE, psn, Syndrome::ACK_UNLIMITED, 0, false);
+        }), RETRIES, &["dropped", "for icrc", "RETRY_EXC_ERR"]),
+        case("ghost ACKs", Answers(|wire, psn| {
+            wire.respond(psn.wrapping_add(FAR), Syndrome::ACK_UNLIMITED);
+            wire.respond(psn.wrapping_sub(FAR), Syndrome::ACK_UNLIMITED);
+        }), RETRIES, &["RETRY_EXC_ERR"]),
+        case("misses for ever", Answers(|wire, psn| {
+            wire.respond(psn, Syndrome::nak(NakCode::PsnSequenceError));
+        }), QUIET, &[]),
+        case("never ready", Answers(|wire, psn| wire.respond(psn, Syndrome::rnr(14))),
+            QUIET, &["within 15 s"]),
+        case("reserved codes", Answers(|wire, psn| {
+            wire.respond(psn, Syndrome(0x4f));
+            wire.respond(psn, Syndrome(0x7f));
+        }), RETRIES, &["RETRY_EXC_ERR"]),
+        case("refuses", Answers(|wire, psn| {
+            wire.respond(psn, Syndrome::nak(NakCode::InvalidRequest));
+        }), RETRIES, &["path MTU", "REM_INV_REQ_ERR"]),
     ];
     let perf = all.iter().map(|case| PacketCase {
         command: "perf send-bw -n 20 -s 100 -m 1024",
@@ -303,7 +260,10 @@ fn clients() -> Vec<PacketCase> {
     }
     all.extend(perf);
     all.extend(others);
-    let short = case("short READ", reads_too_little, RETRIES, &["measuring: "]);
+    let short = case("short READ", Answers(|wire, psn| {
+        let (opcode, syndrome) = (Opcode::RC_RDMA_READ_RESPONSE_ONLY, Aeth::ack(1).syndrome);
+        wire.respond_with(opcode, psn, syndrome, 4, true);
+    }), RETRIES, &["measuring: "]);
     all.push(PacketCase { command: "perf read-lat -n 20 -s 100", ..short });
     all
 }
@@ -311,10 +271,18 @@ fn clients() -> Vec<PacketCase> {
 #[rustfmt::skip]
 fn servers() -> Vec<PacketCase> {
     let cases = [
-        case("wrong ICRCs", sends_with_wrong_icrcs, QUIET, &["within 15 s", "for icrc"]),
-        case("far ahead", sends_far_ahead, QUIET, &["within 15 s"]),
-        case("another path MTU", sends_by_another_path_mtu, RETRIES, &["path MTU"]),
-        case("too long", sends_more_than_fits, RETRIES, &["LOC_LEN_ERR", "same size"]),
+        case("wrong ICRCs", Sends(|wire| {
+            wire.send(Opcode::RC_SEND_ONLY, wire.psn, &[], 100, false);
+        }), QUIET, &["within 15 s", "for icrc"]),
+        case("far ahead", Sends(|wire| {
+            wire.send(Opcode::RC_SEND_ONLY, wire.psn.wrapping_add(FAR), &[], 100, true);
+        }), QUIET, &["within 15 s"]),
+        case("another path MTU", Sends(|wire| {
+            wire.send(Opcode::RC_SEND_FIRST, wire.psn, &[], 512, true);
+        }), RETRIES, &["path MTU"]),
+        case("too long", Sends(|wire| {
+            wire.send(Opcode::RC_SEND_ONLY, wire.psn, &[], 1024, true);
+        }), RETRIES, &["LOC_LEN_ERR", "same size"]),
     ];
     let victims = ["pingpong", "pingpong -e", "perf send-bw"];
     let all = cases.iter().flat_map(|case| {
