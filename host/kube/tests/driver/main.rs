@@ -20,12 +20,10 @@ use rocinante_kube::Places;
 use tokio::task::JoinSet;
 
 use self::agent::{Agent, socket};
-use self::api::Api;
+use self::api::{Api, until};
 use self::folder::Folder;
 use self::kubelet::Kubelet;
 
-/// The bound of events that have to happen, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// How often drivers in this process look.
 const PERIOD: Duration = Duration::from_millis(10);
 /// A period of drivers that have events alone.
@@ -100,14 +98,4 @@ impl Node {
         let what = format!("{count} of {all} devices are healthy");
         until(&what, async || self.kubelet.count() == (count, all - count)).await;
     }
-}
-
-/// Waits for an event that has no other announcement.
-async fn until(what: &str, mut happened: impl AsyncFnMut() -> bool) {
-    let waited = tokio::time::timeout(PATIENCE, async {
-        while !happened().await {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    });
-    waited.await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"));
 }

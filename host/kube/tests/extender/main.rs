@@ -17,10 +17,7 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-use self::api::Api;
-
-/// The bound of events that have to happen, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(60);
+use self::api::{Api, until};
 
 /// How long an extender may be silent: longer than any is on a busy machine.
 const LEASE: Duration = Duration::from_secs(60);
@@ -58,16 +55,6 @@ impl Drop for Extender {
     fn drop(&mut self) {
         self.task.abort();
     }
-}
-
-/// Waits for an event that has no other announcement.
-async fn until(what: &str, mut happened: impl AsyncFnMut() -> bool) {
-    let waited = tokio::time::timeout(PATIENCE, async {
-        while !happened().await {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    });
-    waited.await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"));
 }
 
 /// The status and the body of an answer.
