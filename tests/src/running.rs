@@ -2,11 +2,11 @@
 
 use std::fmt::Display;
 use std::fs::Permissions;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Once};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -140,13 +140,7 @@ impl Running {
     #[must_use]
     pub fn of(mut child: ChildGuard) -> Self {
         let mut stdout = child.child_mut().stdout.take().unwrap();
-        let stderr = BufReader::new(child.child_mut().stderr.take().unwrap());
-        let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            for line in stderr.lines().map_while(Result::ok) {
-                let _ = sender.send(line);
-            }
-        });
+        let lines = rocinante_lab::lines(child.child_mut().stderr.take().unwrap());
         let stdout = std::thread::spawn(move || {
             let mut text = String::new();
             let _ = stdout.read_to_string(&mut text);
@@ -181,16 +175,25 @@ impl Running {
     /// [`says`](Self::says).
     #[track_caller]
     pub fn hears(&mut self, what: &str, mut suits: impl FnMut(&str) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        if let Err(heard) = self.heard_within(PATIENCE, &mut suits) {
+            panic!("it never said {what:?}: {heard}");
+        }
+    }
+
+    /// Waits for a line of its standard error that `suits`. Error: none comes in this time: what
+    /// it said instead.
+    pub fn heard_within(
+        &mut self,
+        limit: Duration,
+        mut suits: impl FnMut(&str) -> bool,
+    ) -> Result<(), String> {
+        let deadline = Instant::now() + limit;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let Ok(line) = self.lines.recv_timeout(left) else {
-                panic!("it never said {what:?}: {}", self.heard)
-            };
-            self.heard.push_str(&line);
-            self.heard.push('\n');
+            let line = self.lines.recv_timeout(left).map_err(|_| self.heard.clone())?;
+            self.heard += &format!("{line}\n");
             if suits(&line) {
-                return;
+                return Ok(());
             }
         }
     }
@@ -220,11 +223,16 @@ impl Running {
     #[must_use]
     pub fn finish_within(mut self, limit: Duration) -> Done {
         let status = self.child.wait(limit).unwrap().code().unwrap_or(-1);
-        let out = self.stdout.join().unwrap();
-        for line in self.lines {
-            self.heard.push_str(&line);
-            self.heard.push('\n');
-        }
-        Done { status, out, err: self.heard }
+        self.outcome(status)
+    }
+
+    /// Kills the command, if it has not ended with `status`, and returns all its output.
+    #[must_use]
+    pub fn outcome(self, status: i32) -> Done {
+        let Self { child, stdout, lines, mut heard } = self;
+        drop(child);
+        let out = stdout.join().unwrap_or_default();
+        lines.into_iter().for_each(|line| heard += &format!("{line}\n"));
+        Done { status, out, err: heard }
     }
 }

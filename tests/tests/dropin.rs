@@ -2,11 +2,11 @@
 //! containers, and the tests of rdma-core that must pass.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead as _, BufReader, Read};
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -14,7 +14,7 @@ use rocinante_dropin::install::Installation;
 use rocinante_dropin::row::opens;
 use rocinante_dropin::suite::{self, State, Verdict};
 use rocinante_dropin::{kills, row, table};
-use rocinante_lab::{ChildGuard, Container, Lab, LabConfig, Pair};
+use rocinante_lab::{ChildGuard, Container, Lab, LabConfig, Pair, lines};
 use rocinante_tests::harness::{PATIENCE, wait_until};
 use rocinante_tests::{need, rails, skip};
 
@@ -123,8 +123,8 @@ fn a_program_of_rdma_cm_is_told_of_a_peer_that_is_killed() {
         command
     };
     let mut server = there.spawn(rping(&["-s", "-P", "-v"]).env("ROCINANTE_AGENT", "off")).unwrap();
-    let said = lines_of(server.child_mut().stdout.take().unwrap());
-    let events = lines_of(server.child_mut().stderr.take().unwrap());
+    let said = lines(server.child_mut().stdout.take().unwrap());
+    let events = lines(server.child_mut().stderr.take().unwrap());
     opens(&mut server).unwrap();
     let mut client = here.spawn(&mut rping(&["-c", "-C", "1000000000"])).unwrap();
     assert!(until(&said, "server ping data"), "it connects");
@@ -280,16 +280,6 @@ fn a_log_without_a_reader_ends_no_program() {
     }
     assert!(said > 0);
     reader.join().unwrap();
-}
-
-/// The lines of a program, as they come.
-fn lines_of(stream: impl Read + Send + 'static) -> Receiver<String> {
-    let (say, lines) = channel();
-    std::thread::spawn(move || {
-        let all = BufReader::new(stream).lines().map_while(Result::ok);
-        let _ = all.into_iter().try_for_each(|line| say.send(line));
-    });
-    lines
 }
 
 /// Whether a line with this word comes in time.

@@ -1,9 +1,8 @@
 //! Runs a row.
 
-use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Output};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use rocinante_lab::{ChildGuard, Container, LabConfig, LabError, Pair};
@@ -119,7 +118,8 @@ impl Place<'_> {
         // Else it buffers its output until its end, which never comes.
         let command = self.command(&["stdbuf -oL", self.row.program, self.row.mode]);
         let mut program = self.start(0, command)?;
-        let lines = lines(&mut program);
+        let stdout = program.child_mut().stdout.take().ok_or("no standard output")?;
+        let lines = rocinante_lab::lines(stdout);
         says(&lines, "async event FD")?;
         for (change, event) in EVENTS {
             let mut ip = Command::new("ip");
@@ -304,19 +304,6 @@ pub fn listens_on(program: &mut ChildGuard, number: u16) -> Result<(), String> {
     }
     program.kill();
     Err(format!("the server does not listen on TCP port {number}"))
-}
-
-/// The lines of a program's standard output, as they come.
-fn lines(program: &mut ChildGuard) -> Receiver<String> {
-    let (say, lines) = channel();
-    if let Some(stdout) = program.child_mut().stdout.take() {
-        std::thread::spawn(move || {
-            let all = BufReader::new(stdout).lines().map_while(Result::ok);
-            // Ends once the receiver is dropped.
-            let _ = all.into_iter().try_for_each(|line| say.send(line));
-        });
-    }
-    lines
 }
 
 fn says(lines: &Receiver<String>, word: &str) -> Result<(), String> {

@@ -7,7 +7,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::{Pid, getpgrp, getpid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::io::{self, Read};
+use std::io::{self, BufRead as _, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Output};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -137,6 +137,18 @@ impl ChildGuard {
             pause();
         }
     }
+}
+
+/// The lines of a child's output, as they come. They are read to the end, so that the child never
+/// waits for a reader that has heard enough.
+pub fn lines(output: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, lines) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(output).lines().map_while(io::Result::ok) {
+            let _ = sender.send(line);
+        }
+    });
+    lines
 }
 
 impl Drop for ChildGuard {

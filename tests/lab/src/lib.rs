@@ -54,7 +54,7 @@ mod userns;
 
 pub use availability::Availability;
 pub use changes::Changes;
-pub use child::{ChildGuard, exit_with_parent, kill_children, kill_children_on_signal};
+pub use child::{ChildGuard, exit_with_parent, kill_children, kill_children_on_signal, lines};
 pub use container::Container;
 pub use error::{LabError, Result};
 pub use hosts::{Between, Hosts, UPLINK, VXLAN};

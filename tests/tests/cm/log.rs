@@ -2,7 +2,7 @@
 //! the logs of the others. It is killed (`kill -9`) while nothing is in flight; the others get the
 //! event, the lowest that lives leads, and the log goes on.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::process::{ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -151,9 +151,7 @@ impl Process {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = lab.container(number).spawn(&mut command).unwrap();
         let to = child.child_mut().stdin.take().unwrap();
-        let lines = BufReader::new(child.child_mut().stdout.take().unwrap()).lines();
-        let (say, from) = channel();
-        std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| say.send(line)));
+        let from = rocinante_lab::lines(child.child_mut().stdout.take().unwrap());
         Self { child, to, from }
     }
 

@@ -1,12 +1,12 @@
 //! A capture that is still being written.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read as _, Write};
 use std::process::Stdio;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use rocinante_lab::ChildGuard;
+use rocinante_lab::{ChildGuard, lines};
 use rocinante_tests::running::hand_on_no_ignored_signal;
 use serde_json::Value;
 
@@ -14,17 +14,6 @@ use super::command;
 use super::made::{Style, good_frame, pcap, pcap_header, pcap_record};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// The lines of an output, as they come.
-fn lines_of(output: impl Read + Send + 'static) -> Receiver<String> {
-    let (sender, lines) = channel();
-    std::thread::spawn(move || {
-        for line in BufReader::new(output).lines().map_while(Result::ok) {
-            let _ = sender.send(line);
-        }
-    });
-    lines
-}
 
 #[track_caller]
 fn next(lines: &Receiver<String>) -> String {
@@ -38,7 +27,7 @@ fn packets_are_printed_as_they_come() {
     )
     .unwrap();
     let mut to = child.child_mut().stdin.take().unwrap();
-    let lines = lines_of(child.child_mut().stdout.take().unwrap());
+    let lines = lines(child.child_mut().stdout.take().unwrap());
     to.write_all(&pcap_header(Style::USUAL, 1)).unwrap();
     for psn in 1..4 {
         let frame = good_frame(psn, 64);
@@ -64,7 +53,7 @@ fn a_signal_ends_it_with_the_counts() {
     hand_on_no_ignored_signal();
     let mut child = ChildGuard::spawn(command.stderr(Stdio::piped())).unwrap();
     let mut to = child.child_mut().stdin.take().unwrap();
-    let lines = lines_of(child.child_mut().stderr.take().unwrap());
+    let lines = lines(child.child_mut().stderr.take().unwrap());
     to.write_all(&pcap(Style::USUAL, 1, &[good_frame(1, 64), good_frame(2, 64)])).unwrap();
     for _ in 0..2 {
         assert!(next(&lines).contains(" → "));

@@ -1,10 +1,10 @@
 //! A peer's process, and its role.
 
 use std::fmt;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::net::SocketAddr;
 use std::process::{ChildStdin, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
 use rocinante::ConnectOptions;
@@ -83,13 +83,7 @@ impl Process {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = container.spawn(&mut command).unwrap();
         let stdin = child.child_mut().stdin.take().unwrap();
-        let stdout = BufReader::new(child.child_mut().stdout.take().unwrap());
-        let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            for line in stdout.lines().map_while(Result::ok) {
-                let _ = sender.send(line);
-            }
-        });
+        let lines = rocinante_lab::lines(child.child_mut().stdout.take().unwrap());
         Self { child, stdin, lines }
     }
 

@@ -5,7 +5,7 @@
 //! standard input when to count: all count within the same window of time. Both processes sleep
 //! while they have nothing to do, because there may be more of them than processors.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::Write as _;
 use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -253,16 +253,7 @@ impl Places {
 
 /// The lines of a child's standard output, as they come.
 pub(super) fn lines(child: &mut ChildGuard) -> Receiver<String> {
-    let (sender, lines) = channel();
-    let Some(pipe) = child.child_mut().stdout.take() else { return lines };
-    std::thread::spawn(move || {
-        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
-            if sender.send(line).is_err() {
-                break;
-            }
-        }
-    });
-    lines
+    child.child_mut().stdout.take().map_or_else(|| channel().1, rocinante_lab::lines)
 }
 
 pub(super) fn next(lines: &mut Receiver<String>, deadline: Instant) -> Option<String> {

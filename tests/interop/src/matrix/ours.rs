@@ -1,17 +1,15 @@
-//! A running program at our end.
+//! A running program, at our end or at the agent's.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rocinante::device::Backend;
 use rocinante_dropin::install::Installation;
 use rocinante_dropin::{NOBODY, row};
 use rocinante_lab::{ChildGuard, Netns};
+use rocinante_tests::running::{Done, Running};
 
 use super::node::Step;
 use crate::guest::Outcome;
@@ -40,13 +38,9 @@ pub(super) fn unprivileged<S: AsRef<OsStr>>(
 /// The name of our device on `rocinante run`.
 pub(super) const DEVICE: &str = "roce0";
 
-/// A running program at our end. Its output is read as it comes. It is killed when this is dropped.
-pub(super) struct Ours {
-    child: ChildGuard,
-    stdout: JoinHandle<String>,
-    lines: Receiver<String>,
-    heard: String,
-}
+/// A running program. Its output is read as it comes. It is killed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Ours(Running);
 
 impl Ours {
     /// Starts the command, in a network namespace or in the present one.
@@ -56,64 +50,38 @@ impl Ours {
             Some(netns) => netns.spawn(command),
             None => ChildGuard::spawn(command),
         };
-        let mut child = child.map_err(|error| error.to_string())?;
-        let stdout = child.child_mut().stdout.take().ok_or("no standard output")?;
-        let stderr = child.child_mut().stderr.take().ok_or("no standard error")?;
-        let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                let _ = sender.send(line);
-            }
-        });
-        let stdout = std::thread::spawn(move || {
-            let mut text = String::new();
-            let _ = BufReader::new(stdout).read_to_string(&mut text);
-            text
-        });
-        Ok(Self { child, stdout, lines, heard: String::new() })
+        child.map(Self::of).map_err(|error| error.to_string())
+    }
+
+    /// A child whose outputs are pipes.
+    pub(crate) fn of(child: ChildGuard) -> Self {
+        Self(Running::of(child))
     }
 
     /// Waits for a line of its standard error.
     pub(super) fn says(&mut self, what: &str) -> Step {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.lines.recv_timeout(left) {
-                Ok(line) => {
-                    let found = line.contains(what);
-                    self.heard += &(line + "\n");
-                    if found {
-                        return Ok(());
-                    }
-                }
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    return Err(format!("ours: it never said {what:?}: {}", self.heard));
-                }
-            }
-        }
+        let heard = self.0.heard_within(PATIENCE, |line| line.contains(what));
+        heard.map_err(|heard| format!("ours: it never said {what:?}: {heard}"))
     }
 
     /// Waits until it serves, if it is a program on `rocinante run`.
     pub(super) fn opens(&mut self) -> Step {
-        row::opens(&mut self.child).map_err(|why| {
-            self.lines.try_iter().for_each(|line| self.heard += &(line + "\n"));
-            format!("{why}: {}", self.heard)
+        row::opens(&mut self.0.child).map_err(|why| {
+            let heard = self.0.heard_within(Duration::ZERO, |_| false).unwrap_err();
+            format!("{why}: {heard}")
         })
     }
 
     /// Its exit code, if it has ended.
-    pub(super) fn ended(&mut self) -> Step<Option<i32>> {
-        let status = self.child.try_wait().map_err(|error| error.to_string())?;
+    pub(crate) fn ended(&mut self) -> Step<Option<i32>> {
+        let status = self.0.child.try_wait().map_err(|error| error.to_string())?;
         Ok(status.map(|status| status.code().unwrap_or(-1)))
     }
 
     /// Kills it, if it has not ended with `code`, and returns all its output.
-    pub(super) fn outcome(self, code: i32) -> Outcome {
-        let Self { child, stdout, lines, mut heard } = self;
-        drop(child);
-        let stdout = stdout.join().unwrap_or_default();
-        lines.into_iter().for_each(|line| heard += &(line + "\n"));
-        Outcome { code, stdout, stderr: heard }
+    pub(crate) fn outcome(self, code: i32) -> Outcome {
+        let Done { status, out, err } = self.0.outcome(code);
+        Outcome { code: status, stdout: out, stderr: err }
     }
 
     /// Waits until it ends, and kills it if that takes too long.
