@@ -1,75 +1,60 @@
-//! The agent of a machine with devices of the kernel. It describes and checks the devices, and
-//! starts the programs of other projects. All else it leaves to [`Verbs`].
+//! The verbs of a machine with devices of the kernel: it describes and checks the devices, and
+//! starts the programs of other projects.
+#![allow(clippy::needless_pass_by_value, reason = "arguments of verbs are theirs")]
 
-use std::io::Read;
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rocinante::device::hardware_devices;
 use rocinante_dropin::row;
 use rocinante_lab::{ChildGuard, LabError};
 
+use super::Verbs;
 use super::machine::Machine;
-use super::proto::{Invocation, Reply, Request};
-use super::{Agent, Verbs};
+use super::proto::Invocation;
 use crate::guest::Outcome;
 use crate::guest::control::TIMED_OUT;
 use crate::matrix::cannot;
-use crate::matrix::ours::PATIENCE;
+use crate::matrix::ours::{Ours, PATIENCE};
 use crate::matrix::programs::Program;
 
 /// How long a check may take; the asking side waits longer.
 const CHECK_MAX: Duration = Duration::from_secs(100);
 
-/// The agent of this machine.
-#[derive(Debug)]
-pub struct Host {
-    verbs: Verbs,
-    running: Option<RunningProgram>,
-}
-
-/// A running program. It is killed when this is dropped.
-#[derive(Debug)]
-struct RunningProgram {
-    child: ChildGuard,
-    stdout: JoinHandle<String>,
-    stderr: JoinHandle<String>,
-    since: Instant,
-}
-
-impl Default for Host {
-    fn default() -> Self {
-        Self { verbs: Verbs::kernel(), running: None }
+impl Verbs {
+    pub(super) fn describe(
+        &self,
+        name: String,
+        address: Option<IpAddr>,
+    ) -> Result<Machine, String> {
+        Machine::with_device(&name, address)
     }
-}
 
-impl Agent for Host {
-    fn ask(&mut self, request: &Request) -> Reply {
-        let done = match request {
-            Request::Describe { name, address } => Machine::with_device(name, *address)
-                .map(|machine| Reply::Machine(Box::new(machine))),
-            Request::Check { check, name, address } => {
-                self::check(check, name, *address).map(|()| Reply::Done)
-            }
-            Request::Start(invocation) => self.start(invocation).map(|()| Reply::Done),
-            Request::Ended { timeout_ms } => {
-                self.ended(Duration::from_millis(*timeout_ms)).map(Reply::Ended)
-            }
-            other => return self.verbs.ask(other),
-        };
-        done.unwrap_or_else(Reply::Failed)
+    /// Runs a check in a process of its own. A check that hangs or crashes takes nothing with it,
+    /// and a skipped check reports it.
+    pub(super) fn check(&self, check: String, name: String, address: IpAddr) -> Result<(), String> {
+        let mut command = Command::new(std::env::current_exe().map_err(|error| error.to_string())?);
+        command.args(["check", &check, &name, &address.to_string()]).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = ChildGuard::spawn(&mut command).map_err(|error| error.to_string())?;
+        let output = child.wait_with_output(CHECK_MAX).map_err(|error| error.to_string())?;
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        let skipped = said.lines().find(|line| line.contains("SKIPPED "));
+        match skipped {
+            _ if !output.status.success() => Err(said.trim().to_owned()),
+            Some(line) => Err(cannot(line.trim())),
+            None => Ok(()),
+        }
     }
-}
 
-impl Host {
-    fn start(&mut self, invocation: &Invocation) -> Result<(), String> {
+    pub(super) fn start(&mut self, invocation: Invocation) -> Result<(), String> {
         self.running = None;
         let program = Program::by_name(&invocation.program)?;
         let index = gid_index(&invocation.device, invocation.address)?;
         let device = invocation.device.split(':').next().unwrap_or_default();
-        let Invocation { port, mtu, server, .. } = *invocation;
+        let Invocation { port, mtu, server, .. } = invocation;
         let words = program.words(device, index, port, mtu, server);
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
@@ -83,30 +68,20 @@ impl Host {
         if server.is_none() {
             listens(program, &mut child, port)?;
         }
-        let outputs = child.child_mut();
-        let (stdout, stderr) = (outputs.stdout.take(), outputs.stderr.take());
-        let (stdout, stderr) = (collect(stdout), collect(stderr));
-        self.running = Some(RunningProgram { child, stdout, stderr, since: Instant::now() });
+        self.running = Some((Ours::of(child), Instant::now()));
         Ok(())
     }
 
-    fn ended(&mut self, patience: Duration) -> Result<Option<Outcome>, String> {
-        let Some(mut running) = self.running.take() else {
-            return Err("no program was started".into());
-        };
-        let deadline = Instant::now() + patience;
+    pub(super) fn ended(&mut self, timeout_ms: u64) -> Result<Option<Outcome>, String> {
+        let (mut program, since) = self.running.take().ok_or("no program was started")?;
+        let deadline = Instant::now() + Duration::from_millis(timeout_ms);
         loop {
-            let status = running.child.try_wait().map_err(|error| error.to_string())?;
-            let late = running.since.elapsed() > PATIENCE;
-            if status.is_some() || late {
-                running.child.kill();
-                let code = status.map_or(TIMED_OUT, |status| status.code().unwrap_or(-1));
-                let stdout = running.stdout.join().unwrap_or_default();
-                let stderr = running.stderr.join().unwrap_or_default();
-                return Ok(Some(Outcome { code, stdout, stderr }));
+            let code = program.ended()?;
+            if code.is_some() || since.elapsed() > PATIENCE {
+                return Ok(Some(program.outcome(code.unwrap_or(TIMED_OUT))));
             }
             if Instant::now() > deadline {
-                self.running = Some(running);
+                self.running = Some((program, since));
                 return Ok(None);
             }
             std::thread::sleep(Duration::from_millis(2));
@@ -138,36 +113,6 @@ pub(crate) fn is_listening(shown: &str, port: u16) -> bool {
     let listener =
         |line: &str| line.contains("state LISTEN") && line.split_whitespace().any(at_port);
     shown.lines().any(listener)
-}
-
-/// Runs a check in a process of its own. A check that hangs or crashes takes nothing with it, and a
-/// skipped check reports it.
-fn check(check: &str, name: &str, address: IpAddr) -> Result<(), String> {
-    let mut command = Command::new(std::env::current_exe().map_err(|error| error.to_string())?);
-    command.args(["check", check, name, &address.to_string()]).stdin(Stdio::null());
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let child = ChildGuard::spawn(&mut command).map_err(|error| error.to_string())?;
-    let output = child.wait_with_output(CHECK_MAX).map_err(|error| error.to_string())?;
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8_lossy(&said);
-    let skipped = said.lines().find(|line| line.contains("SKIPPED "));
-    match skipped {
-        _ if !output.status.success() => Err(said.trim().to_owned()),
-        Some(line) => Err(cannot(line.trim())),
-        None => Ok(()),
-    }
-}
-
-/// Reads an output to its end.
-fn collect(output: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
-    std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        if let Some(mut output) = output {
-            // An error ends the output: keep the bytes read so far.
-            let _ = output.read_to_end(&mut bytes);
-        }
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
 }
 
 /// The index of an address in the device's GID table.

@@ -12,16 +12,25 @@ mod words;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 
-pub use self::host::Host;
 pub use self::remote::RemoteAgent;
 pub use self::verbs::Verbs;
-use proto::{Difference, Reply, Request};
+use proto::{Difference, Request};
 use rocinante_tests::harness::pattern;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
-/// A device that executes requests.
+/// What a verb answered, or why it failed.
+pub type Answer = Result<Value, String>;
+
+/// A device that executes verbs.
 pub trait Agent {
     /// Does one step.
-    fn ask(&mut self, request: &Request) -> Reply;
+    fn ask(&mut self, request: Request) -> Answer;
+}
+
+/// Does one step, with an answer of its type. Error: the error of the side.
+pub fn call<T: DeserializeOwned>(agent: &mut dyn Agent, request: Request) -> Result<T, String> {
+    serde_json::from_value(agent.ask(request)?).map_err(|error| error.to_string())
 }
 
 /// The TCP port where agents listen by default.
@@ -48,7 +57,7 @@ pub fn serve(address: &str) -> io::Result<()> {
         let stream = stream?;
         std::thread::spawn(move || {
             // The scenario reports errors of its connection.
-            let _ = attend(&stream, &mut Host::default());
+            let _ = attend(&stream, &mut Verbs::kernel());
         });
     }
     Ok(())
@@ -59,8 +68,8 @@ fn attend(stream: &TcpStream, agent: &mut impl Agent) -> io::Result<()> {
     let mut out = stream;
     for line in BufReader::new(stream).lines() {
         let reply = match serde_json::from_str(&line?) {
-            Ok(request) => agent.ask(&request),
-            Err(error) => Reply::Failed(format!("not understood: {error}")),
+            Ok(request) => agent.ask(request),
+            Err(error) => Err(format!("not understood: {error}")),
         };
         out.write_all((serde_json::to_string(&reply)? + "\n").as_bytes())?;
     }

@@ -1,274 +1,146 @@
-//! Requests of a scenario to a side, with a device of Rocinante or of the kernel. The requests are
-//! the verbs as values: one scenario drives either side in either role, here or over TCP.
+//! The verbs of a side, with a device of Rocinante or of the kernel. They are values: one scenario
+//! drives either side in either role, here or over TCP.
 
 mod work;
 
 use std::net::IpAddr;
 
-pub use rocinante::verbs::{MwType, QpState};
+pub use rocinante::verbs::{QpState, WcOpcode as Opcode};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 pub use self::work::*;
+use super::Verbs;
 use super::machine::{Kind, Machine};
 use crate::guest::Outcome;
+use crate::matrix::Node;
 
-/// A step of a side.
-#[allow(missing_docs, reason = "the names of most fields say all")]
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum Request {
-    /// Describe the machine and its device `name`: [`Reply::Machine`].
-    Describe {
-        /// As `ibv_devices` lists it. Without a port behind a colon, the first usable one counts.
-        name: String,
-        address: Option<IpAddr>,
-    },
-    /// Run one of the [checks](crate::hardware::checks) of the kernel's device.
-    Check {
-        check: String,
-        /// The device.
-        name: String,
-        address: IpAddr,
-    },
-    /// Start one of the [programs of other projects](crate::matrix::programs), and kill the one
-    /// started before.
-    Start(Invocation),
-    /// Wait until the program ends: [`Reply::Ended`].
-    Ended {
-        /// At most this long.
-        timeout_ms: u64,
-    },
-    /// Open the device `name` and use its GID for `address`: [`Reply::Opened`]. All requests below
-    /// need it.
-    Open {
-        /// As `ibv_devices` lists it. Rocinante ignores it: its device is the one with the address.
-        name: String,
-        address: IpAddr,
-    },
-    /// Register a zeroed region. Answered by [`Reply::Region`]; all regions are numbered from 0.
-    Region {
-        /// Bytes.
-        len: usize,
-        /// Bits of `IBV_ACCESS_*`.
-        access: u32,
-    },
-    /// Register a region anew: [`Reply::Region`].
-    Rereg {
-        region: usize,
-        /// The new bits of `IBV_ACCESS_*`, if they change.
-        access: Option<u32>,
-        /// The bytes of new, zeroed memory, if the memory changes.
-        len: Option<usize>,
-    },
-    /// Allocate a memory window, not bound; windows are numbered from 0.
-    Window {
-        #[serde(with = "MwTypeWord")]
-        mw_type: MwType,
-    },
-    /// Bind a window: of type 1 by `ibv_bind_mw`, of type 2 by a work request. Answered by
-    /// [`Reply::Region`] as soon as it is posted: the address at which peers reach its first byte,
-    /// and the new key.
-    Bind {
-        /// The queue pair that gets the request in its send queue.
-        qp: usize,
-        /// Returned in the completion.
-        wr_id: u64,
-        window: usize,
-        /// The range to bind to, which need not be inside the region.
-        range: Range,
-        /// Rights of peers, as bits of `IBV_ACCESS_*`; and [`ZERO_BASED`].
-        access: u32,
-    },
-    /// Deallocate a window.
-    FreeWindow { window: usize },
-    /// Register a zeroed region in a protection domain without queue pairs: requests that name it
-    /// fail. Answered by [`Reply::Region`].
-    ForeignRegion {
-        /// Bytes.
-        len: usize,
-        /// Bits of `IBV_ACCESS_*`.
-        access: u32,
-    },
-    /// Deregister a region; the others keep their numbers.
-    Deregister { region: usize },
-    /// Store bytes.
-    Put {
-        region: usize,
-        /// The first byte.
-        offset: usize,
-        bytes: Vec<u8>,
-    },
-    /// Fill a range with [`pattern`](rocinante_tests::harness::pattern) of a seed.
-    Fill {
-        range: Range,
-        /// The pattern's seed.
-        seed: u64,
-    },
-    /// Compare a range with its expected bytes: [`Reply::Difference`].
-    Compare {
-        range: Range,
-        /// [`pattern`](rocinante_tests::harness::pattern) of this seed, from this byte of it on;
-        /// `None` means zeros.
-        with: Option<(u64, usize)>,
-    },
-    /// Store eight bytes in the machine's order.
-    Store {
-        /// Region and byte.
-        at: Range,
-        value: u64,
-    },
-    /// Load eight bytes in the machine's order: [`Reply::Value`].
-    Load(Range),
-    /// Return the bytes of a range: [`Reply::Bytes`].
-    Bytes(Range),
-    /// Make a shared receive queue; they are numbered from 0.
-    Srq {
-        /// Receives that it holds.
-        depth: u32,
-    },
-    /// Ask for one event of a shared receive queue, once fewer than `limit` receives are left.
-    ArmSrq { srq: usize, limit: u32 },
-    /// Make a queue pair in the INIT state. Answered by [`Reply::Qp`]; queue pairs are numbered
-    /// from 0.
-    Qp {
-        /// The transport service of the queue pair.
-        service: Service,
-        /// Rights of the peer, as bits of `IBV_ACCESS_*`; without meaning for datagrams.
-        access: u32,
-        /// The shared receive queue for its receives; `None` gives it a queue of its own.
-        srq: Option<usize>,
-    },
-    /// Make an address handle; they are numbered from 0.
-    Handle { address: IpAddr },
-    /// Make an address handle for the answer to the last datagram completed.
-    HandleOfLast {
-        /// The start of the receive that it completed.
-        grh: Range,
-    },
-    /// Attach a queue pair for datagrams to a multicast group.
-    Attach { qp: usize, group: IpAddr },
-    /// Detach it again.
-    Detach { qp: usize, group: IpAddr },
-    /// Take a queue pair from RESET to INIT.
-    Prepare {
-        qp: usize,
-        /// Rights of the peer.
-        access: u32,
-    },
-    /// Take a queue pair to RTR and RTS.
-    Connect {
-        qp: usize,
-        /// The peer; without meaning for datagrams.
-        peer: Peer,
-        /// The connection's options.
-        how: Connection,
-    },
-    /// Change only the state of a queue pair.
-    Modify {
-        qp: usize,
-        #[serde(with = "StateWord")]
-        state: QpState,
-    },
-    /// Return the state of a queue pair: [`Reply::State`].
-    Query { qp: usize },
-    /// Destroy a queue pair.
-    Destroy { qp: usize },
-    /// Post send requests.
-    Send {
-        /// The queue pair.
-        qp: usize,
-        /// The requests.
-        list: Vec<Send>,
-    },
-    /// Post receives, numbered from `first`, one per range.
-    Recv {
-        /// The queue pair.
-        qp: usize,
-        /// The number of the first.
-        first: u64,
-        /// The elements of each receive.
-        list: Vec<Vec<Range>>,
-    },
-    /// Post receives to a shared receive queue, numbered from `first`.
-    RecvShared {
-        /// The shared receive queue.
-        srq: usize,
-        /// The number of the first.
-        first: u64,
-        /// The elements of each receive.
-        list: Vec<Vec<Range>>,
-    },
-    /// Wait for `count` completions, at most for `timeout_ms`: [`Reply::Completions`].
-    Poll {
-        /// Number of completions.
-        count: usize,
-        /// At most this long.
-        timeout_ms: u64,
-    },
-    /// Ask for an event of the completion queue.
-    Arm {
-        /// Only for a solicited completion.
-        solicited: bool,
-    },
-    /// Wait for an event of the completion queue: [`Reply::Event`].
-    Event {
-        /// At most this long.
-        timeout_ms: u64,
-    },
-    /// Wait for an asynchronous event: [`Reply::Async`].
-    Async {
-        /// At most this long.
-        timeout_ms: u64,
-    },
-    /// Return the device's drops since it was opened: [`Reply::Drops`].
-    Drops,
-    /// Return the device's received packets since it was opened: [`Reply::Heard`].
-    Heard,
-    /// Return the device's counters, for an investigation: [`Reply::Counters`].
-    Counters,
+/// Declares the verbs: each is a request in JSON, a method of a [`Node`], and a method of [`Verbs`]
+/// that carries it out and whose result is the answer.
+macro_rules! verbs {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) -> $answer:ty;)*) => {
+        /// A verb with its arguments.
+        #[allow(missing_docs, non_camel_case_types, reason = "a variant is a verb")]
+        #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+        pub enum Request {
+            $($name { $($arg: $type),* },)*
+        }
+
+        impl Node {
+            $($(#[$doc])* pub fn $name(&mut self, $($arg: $type),*) -> Result<$answer, String> {
+                self.call(&Request::$name { $($arg),* })
+            })*
+        }
+
+        impl Verbs {
+            pub(super) fn answer(&mut self, request: Request) -> Result<Value, String> {
+                let answer = match request {
+                    $(Request::$name { $($arg),* } => json(self.$name($($arg),*)?),)*
+                };
+                answer.map_err(|error| error.to_string())
+            }
+        }
+    };
 }
 
-/// The answer of a side.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum Reply {
-    /// Done.
-    Done,
-    /// The step failed.
-    Failed(String),
-    /// Answers [`Request::Describe`].
-    Machine(Box<Machine>),
-    /// Answers [`Request::Ended`]: the program's outcome, if it has ended.
-    Ended(Option<Outcome>),
-    /// Answers [`Request::Open`].
-    Opened(About),
-    /// Answers [`Request::Region`], [`Request::ForeignRegion`], [`Request::Rereg`] and
-    /// [`Request::Bind`].
-    Region(Remote),
-    /// Answers [`Request::Compare`], with the difference if there is one.
-    Difference(Option<Difference>),
-    /// Answers [`Request::Load`].
-    Value(u64),
-    /// Answers [`Request::Bytes`].
-    Bytes(Vec<u8>),
-    /// Answers [`Request::Qp`].
-    Qp {
-        /// Its number on the wire.
-        qpn: u32,
-    },
-    /// Answers [`Request::Query`].
-    State(#[serde(with = "StateWord")] QpState),
-    /// Answers [`Request::Poll`], with the completions found.
-    Completions(Vec<Completion>),
-    /// Answers [`Request::Event`]: whether there was one.
-    Event(bool),
-    /// Answers [`Request::Async`]: the event's name in `verbs.h` without `IBV_EVENT_`, if there was
-    /// one.
-    Async(Option<String>),
-    /// Answers [`Request::Drops`]: reasons and packet counts. Soft-RoCE reports none.
-    Drops(Vec<(String, u64)>),
-    /// Answers [`Request::Heard`].
-    Heard(Heard),
-    /// Answers [`Request::Counters`]: all counters that are not zero, by the device's names.
-    Counters(String),
+fn json(answer: impl Serialize) -> serde_json::Result<Value> {
+    serde_json::to_value(answer)
+}
+
+verbs! {
+    /// Describes the machine and its device `name`, as `ibv_devices` lists it. Without a port
+    /// behind a colon, the first usable one counts.
+    describe(name: String, address: Option<IpAddr>) -> Machine;
+    /// Runs one of the [checks](crate::hardware::checks) of the kernel's device.
+    check(check: String, name: String, address: IpAddr) -> ();
+    /// Starts one of the [programs of other projects](crate::matrix::programs), and kills the one
+    /// started before.
+    start(invocation: Invocation) -> ();
+    /// Waits until the program ends, at most this long.
+    ended(timeout_ms: u64) -> Option<Outcome>;
+    /// Opens the device `name` and uses its GID for `address`. All verbs below need it. Rocinante
+    /// ignores the name: its device is the one with the address.
+    open_device(name: String, address: IpAddr) -> About;
+    /// Registers a zeroed region, with these bits of `IBV_ACCESS_*`. All regions are numbered from
+    /// 0.
+    region(len: usize, access: u32) -> Remote;
+    /// Registers a zeroed region in a protection domain without queue pairs: requests that name it
+    /// fail.
+    foreign_region(len: usize, access: u32) -> Remote;
+    /// Registers a region anew: with other bits of `IBV_ACCESS_*`, or with new, zeroed memory.
+    rereg(region: usize, access: Option<u32>, len: Option<usize>) -> Remote;
+    /// Deregisters a region; the others keep their numbers.
+    deregister(region: usize) -> ();
+    /// Allocates a memory window of type 1 or 2, not bound; windows are numbered from 0.
+    window(mw_type: u8) -> ();
+    /// Posts the request 90, which binds a window, to the send queue of a queue pair: of type 1 by
+    /// `ibv_bind_mw`, of type 2 by a work request. The range need not be inside the region; the
+    /// bits of `IBV_ACCESS_*` are the rights of peers, and [`ZERO_BASED`]. Returns where peers
+    /// reach its first byte, with the new key.
+    post_bind(qp: usize, window: usize, range: Range, access: u32) -> Remote;
+    /// Deallocates a window.
+    free_window(window: usize) -> ();
+    /// Stores bytes in a region.
+    put(region: usize, offset: usize, bytes: Vec<u8>) -> ();
+    /// Fills a range with [`pattern`](rocinante_tests::harness::pattern) of a seed.
+    fill(range: Range, seed: u64) -> ();
+    /// The difference of a range from [`pattern`](rocinante_tests::harness::pattern) of a seed,
+    /// from a byte of it on; `None` means zeros.
+    compare(range: Range, with: Option<(u64, usize)>) -> Option<Difference>;
+    /// Stores a number in region 0, in the machine's order.
+    store(offset: usize, value: u64) -> ();
+    /// The number at a place in region 0, in the machine's order.
+    load(offset: usize) -> u64;
+    /// The bytes of a range.
+    bytes(range: Range) -> Vec<u8>;
+    /// Makes a shared receive queue; they are numbered from 0.
+    make_srq(depth: u32) -> ();
+    /// Asks for one event of a shared receive queue, once fewer than `limit` receives are left.
+    arm_srq(srq: usize, limit: u32) -> ();
+    /// Makes a queue pair in INIT; they are numbered from 0. The bits of `IBV_ACCESS_*` are the
+    /// peer's rights, without meaning for datagrams. `None` gives it a receive queue of its own.
+    /// Returns its number on the wire.
+    create_qp(service: Service, access: u32, srq: Option<usize>) -> u32;
+    /// Makes an address handle; they are numbered from 0.
+    handle(address: IpAddr) -> ();
+    /// Makes an address handle for the answer to the last datagram completed, whose receive begins
+    /// with `grh`.
+    handle_of_last(grh: Range) -> ();
+    /// Attaches a queue pair for datagrams to a multicast group.
+    attach(qp: usize, group: IpAddr) -> ();
+    /// Detaches it again.
+    detach(qp: usize, group: IpAddr) -> ();
+    /// Takes a queue pair from RESET to INIT, with these rights of the peer.
+    prepare(qp: usize, access: u32) -> ();
+    /// Connects a queue pair, or makes it ready if it is for datagrams, for which the peer has no
+    /// meaning.
+    connect(qp: usize, peer: Peer, how: Connection) -> ();
+    /// Changes only the state of a queue pair, to the one with this number in `enum ibv_qp_state`.
+    change_state(qp: usize, state: usize) -> ();
+    /// The number of the state of a queue pair.
+    query(qp: usize) -> usize;
+    /// Destroys a queue pair.
+    destroy(qp: usize) -> ();
+    /// Posts send requests.
+    send(qp: usize, list: Vec<Send>) -> ();
+    /// Posts receives with these elements each, numbered from `first`.
+    recv(qp: usize, first: u64, list: Vec<Vec<Range>>) -> ();
+    /// Posts receives to a shared receive queue, likewise.
+    recv_shared(srq: usize, first: u64, list: Vec<Vec<Range>>) -> ();
+    /// The completions found within `timeout_ms`, at most `count`.
+    poll(count: usize, timeout_ms: u64) -> Vec<Completion>;
+    /// Asks for an event of the completion queue, or for one of a solicited completion only.
+    arm(solicited: bool) -> ();
+    /// Whether there is an event of the completion queue within `timeout_ms`.
+    event(timeout_ms: u64) -> bool;
+    /// The next asynchronous event within `timeout_ms`, as in `ibv_event_type_str(3)`.
+    any_async_event(timeout_ms: u64) -> Option<String>;
+    /// Reasons and numbers of the device's drops since it was opened. Soft-RoCE reports none.
+    drops() -> Vec<(String, u64)>;
+    /// The packets that the device has received since it was opened.
+    heard() -> Heard;
+    /// The device's counters that are not zero, by its names, for an investigation.
+    counters() -> String;
 }
 
 /// Packets that a device has received.
@@ -294,14 +166,6 @@ pub enum Service {
         /// The queue pair takes datagrams with this key.
         qkey: u32,
     },
-}
-
-/// [`MwType`] as a word.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "MwType")]
-enum MwTypeWord {
-    Type1,
-    Type2,
 }
 
 /// Properties of a device that a scenario needs.
@@ -402,17 +266,4 @@ pub struct Connection {
     pub min_rnr_timer: u8,
     /// READs and atomics outstanding in each direction.
     pub rd_atomic: u8,
-}
-
-/// [`QpState`] as a word.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "QpState")]
-enum StateWord {
-    Reset,
-    Init,
-    Rtr,
-    Rts,
-    Sqd,
-    Sqe,
-    Err,
 }

@@ -4,8 +4,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::Agent;
-use super::proto::{Reply, Request};
+use super::proto::Request;
+use super::{Agent, Answer};
 use crate::error::{Error, Result};
 
 /// How long an answer may take, beyond the time that the request itself may wait.
@@ -39,7 +39,7 @@ impl RemoteAgent {
         Ok(Self { stream: BufReader::new(stream) })
     }
 
-    fn exchange(&mut self, request: &Request) -> Result<Reply> {
+    fn exchange(&mut self, request: &Request) -> Result<Answer> {
         let line = serde_json::to_string(request)? + "\n";
         self.stream.get_mut().write_all(line.as_bytes())?;
         let mut answer = String::new();
@@ -51,8 +51,8 @@ impl RemoteAgent {
 }
 
 impl Agent for RemoteAgent {
-    fn ask(&mut self, request: &Request) -> Reply {
-        self.exchange(request)
-            .unwrap_or_else(|error| Reply::Failed(format!("the verbs agent is lost: {error}")))
+    fn ask(&mut self, request: Request) -> Answer {
+        let answer = self.exchange(&request);
+        answer.unwrap_or_else(|error| Err(format!("the verbs agent is lost: {error}")))
     }
 }

@@ -1,5 +1,6 @@
-//! Executes requests with Rocinante's API: on its own devices, and on the kernel's through the
+//! Executes verbs with Rocinante's API: on its own devices, and on the kernel's through the
 //! system's libibverbs.
+#![allow(clippy::needless_pass_by_value, reason = "arguments of verbs are theirs")]
 
 mod windows;
 
@@ -21,10 +22,12 @@ use rocinante_tests::harness::pattern;
 
 use super::machine::Kind;
 use super::proto::{
-    About, Connection, Heard, Op, Peer, Range, Remote, Reply, Request, Send, Service,
+    About, Completion, Connection, Difference, Heard, Op, Peer, QpState, Range, Remote, Request,
+    Send, Service,
 };
 use super::words::{access_of, completion, event_name, service, text};
-use super::{Agent, CQ_DEPTH, ELEMENTS, INLINE, QUEUE_DEPTH, difference};
+use super::{Agent, Answer, CQ_DEPTH, ELEMENTS, INLINE, QUEUE_DEPTH, difference};
+use crate::matrix::ours::Ours;
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -47,6 +50,8 @@ pub struct Verbs {
     opened: Option<Opened>,
     about: Option<About>,
     address: Option<IpAddr>,
+    /// A program of another project, and its start.
+    pub(super) running: Option<(Ours, Instant)>,
 }
 
 #[derive(Debug)]
@@ -58,8 +63,8 @@ struct Opened {
 }
 
 impl Agent for Verbs {
-    fn ask(&mut self, request: &Request) -> Reply {
-        self.step(request).unwrap_or_else(Reply::Failed)
+    fn ask(&mut self, request: Request) -> Answer {
+        self.answer(request)
     }
 }
 
@@ -113,6 +118,7 @@ impl Verbs {
             opened: None,
             about: None,
             address: None,
+            running: None,
         }
     }
 
@@ -127,126 +133,142 @@ impl Verbs {
         }
     }
 
-    fn step(&mut self, request: &Request) -> Result<Reply> {
-        match request {
-            Request::Describe { .. }
-            | Request::Check { .. }
-            | Request::Start(_)
-            | Request::Ended { .. } => return Err("that is asked of a machine's agent".into()),
-            Request::Open { name, address } => {
-                return self.open(name, *address).map(Reply::Opened);
-            }
-            Request::Region { len, access } => {
-                let pd = self.opened()?.pd.clone();
-                return self.allocate(&pd, *len, access_of(*access)?).map(Reply::Region);
-            }
-            Request::Rereg { region, access, len } => {
-                return self.rereg(*region, *access, *len).map(Reply::Region);
-            }
-            Request::Window { mw_type } => self.allocate_window(*mw_type)?,
-            Request::Bind { qp, wr_id, window, range, access } => {
-                return self.bind(*qp, *wr_id, *window, range, *access).map(Reply::Region);
-            }
-            Request::FreeWindow { window } => self.free_window(*window)?,
-            Request::ForeignRegion { len, access } => {
-                let pd = self.opened()?.ctx.alloc_pd();
-                return self.allocate(&pd, *len, access_of(*access)?).map(Reply::Region);
-            }
-            Request::Deregister { region } => {
-                let region = self.regions.get_mut(*region).and_then(Option::take);
-                region.ok_or(NO_REGION)?.deregister().map_err(|refused| text(refused.error))?;
-            }
-            Request::Put { region, offset, bytes } => {
-                let range = Range { region: *region, offset: *offset, len: bytes.len() };
-                self.region(&range)?.write(range.offset, bytes);
-            }
-            Request::Fill { range, seed } => {
-                self.region(range)?.write(range.offset, &pattern(range.len, *seed));
-            }
-            Request::Compare { range, with } => {
-                let bytes = self.region(range)?.to_vec(range.offset, range.len);
-                return Ok(Reply::Difference(difference(&bytes, *with)));
-            }
-            Request::Store { at, value } => {
-                self.region(at)?.write(at.offset, &value.to_ne_bytes());
-            }
-            Request::Load(at) => {
-                let bytes = self.region(at)?.to_vec(at.offset, 8);
-                let bytes = bytes.try_into().map_err(|_| "no eight bytes")?;
-                return Ok(Reply::Value(u64::from_ne_bytes(bytes)));
-            }
-            Request::Srq { depth } => {
-                let srq = self.opened()?.pd.create_srq(*depth, ELEMENTS).map_err(text)?;
-                self.srqs.push(srq);
-            }
-            Request::ArmSrq { srq, limit } => self.srq(*srq)?.arm(*limit).map_err(text)?,
-            Request::Bytes(range) => {
-                return Ok(Reply::Bytes(self.region(range)?.to_vec(range.offset, range.len)));
-            }
-            Request::Qp { service, access, srq } => return self.create_qp(*service, *access, *srq),
-            Request::Handle { address } => self.create_handle(*address)?,
-            Request::HandleOfLast { grh } => self.create_handle_of_last(grh)?,
-            Request::Attach { qp, group } => {
-                // The group's socket must be in the container's namespace.
-                let qp = self.qp(*qp)?;
-                self.inside(|| qp.attach_mcast(*group))?.map_err(text)?;
-            }
-            Request::Detach { qp, group } => self.qp(*qp)?.detach_mcast(*group).map_err(text)?,
-            Request::Prepare { qp, access } => {
-                self.qp(*qp)?.modify(&ModifyAttr::init(access_of(*access)?)).map_err(text)?;
-            }
-            Request::Connect { qp, peer, how } => self.connect(*qp, peer, how)?,
-            Request::Modify { qp, state } => {
-                self.qp(*qp)?.modify(&ModifyAttr::state(*state)).map_err(text)?;
-            }
-            Request::Query { qp } => return Ok(Reply::State(self.qp(*qp)?.state())),
-            Request::Destroy { qp } => {
-                self.qps.get_mut(*qp).and_then(Option::take).ok_or("no such queue pair")?;
-            }
-            Request::Send { qp, list } => {
-                list.iter().try_for_each(|send| self.post_send(*qp, send))?;
-            }
-            Request::Recv { qp, first, list } => {
-                for (wr_id, ranges) in (*first..).zip(list) {
-                    let sges = self.elements(ranges)?;
-                    let posted = self.qp(*qp)?.post_recv(&[RecvWr { wr_id, sges: &sges }]);
-                    posted.map_err(|error| error.to_string())?;
-                }
-            }
-            Request::RecvShared { srq, first, list } => {
-                for (wr_id, ranges) in (*first..).zip(list) {
-                    let sges = self.elements(ranges)?;
-                    let posted = self.srq(*srq)?.post_recv(&[RecvWr { wr_id, sges: &sges }]);
-                    posted.map_err(|error| error.to_string())?;
-                }
-            }
-            Request::Poll { count, timeout_ms } => return self.poll(*count, *timeout_ms),
-            Request::Arm { solicited } => {
-                self.opened()?.cq.req_notify(*solicited).map_err(text)?;
-            }
-            Request::Event { timeout_ms } => {
-                let limit = Some(Duration::from_millis(*timeout_ms));
-                return match self.opened()?.channel.wait_event(limit) {
-                    Ok(_) => Ok(Reply::Event(true)),
-                    Err(VerbsError::TimedOut) => Ok(Reply::Event(false)),
-                    Err(error) => Err(error.to_string()),
-                };
-            }
-            Request::Async { timeout_ms } => return self.wait_for_async(*timeout_ms),
-            Request::Drops => {
-                let drops = self.opened()?.ctx.counters().drops;
-                let drops = drops.iter().map(|(reason, count)| (reason.to_owned(), count));
-                return Ok(Reply::Drops(drops.collect()));
-            }
-            Request::Heard => {
-                let Counters { rcvd_pkts, duplicate_request, out_of_seq_request, .. } =
-                    self.opened()?.ctx.counters().transport;
-                let (duplicates, gaps) = (duplicate_request, out_of_seq_request);
-                return Ok(Reply::Heard(Heard { packets: rcvd_pkts, duplicates, gaps }));
-            }
-            Request::Counters => return Ok(Reply::Counters(counters(&self.opened()?.ctx))),
+    pub(super) fn region(&mut self, len: usize, access: u32) -> Result<Remote> {
+        let pd = self.opened()?.pd.clone();
+        self.allocate(&pd, len, access_of(access)?)
+    }
+
+    pub(super) fn foreign_region(&mut self, len: usize, access: u32) -> Result<Remote> {
+        let pd = self.opened()?.ctx.alloc_pd();
+        self.allocate(&pd, len, access_of(access)?)
+    }
+
+    pub(super) fn deregister(&mut self, region: usize) -> Result<()> {
+        let region = self.regions.get_mut(region).and_then(Option::take).ok_or(NO_REGION)?;
+        region.deregister().map_err(|refused| text(refused.error))
+    }
+
+    pub(super) fn put(&mut self, region: usize, offset: usize, bytes: Vec<u8>) -> Result<()> {
+        let range = Range { region, offset, len: bytes.len() };
+        self.mr(&range)?.write(offset, &bytes);
+        Ok(())
+    }
+
+    pub(super) fn fill(&mut self, range: Range, seed: u64) -> Result<()> {
+        self.mr(&range)?.write(range.offset, &pattern(range.len, seed));
+        Ok(())
+    }
+
+    pub(super) fn compare(
+        &self,
+        range: Range,
+        with: Option<(u64, usize)>,
+    ) -> Result<Option<Difference>> {
+        Ok(difference(&self.bytes(range)?, with))
+    }
+
+    pub(super) fn store(&mut self, offset: usize, value: u64) -> Result<()> {
+        self.put(0, offset, value.to_ne_bytes().to_vec())
+    }
+
+    pub(super) fn load(&self, offset: usize) -> Result<u64> {
+        let bytes = self.bytes(Range { region: 0, offset, len: 8 })?;
+        bytes.try_into().map(u64::from_ne_bytes).map_err(|_| "no eight bytes".into())
+    }
+
+    pub(super) fn bytes(&self, range: Range) -> Result<Vec<u8>> {
+        Ok(self.mr(&range)?.to_vec(range.offset, range.len))
+    }
+
+    pub(super) fn make_srq(&mut self, depth: u32) -> Result<()> {
+        let srq = self.opened()?.pd.create_srq(depth, ELEMENTS).map_err(text)?;
+        self.srqs.push(srq);
+        Ok(())
+    }
+
+    pub(super) fn arm_srq(&self, srq: usize, limit: u32) -> Result<()> {
+        self.srq(srq)?.arm(limit).map_err(text)
+    }
+
+    pub(super) fn attach(&self, qp: usize, group: IpAddr) -> Result<()> {
+        // The group's socket must be in the container's namespace.
+        let qp = self.qp(qp)?;
+        self.inside(|| qp.attach_mcast(group))?.map_err(text)
+    }
+
+    pub(super) fn detach(&self, qp: usize, group: IpAddr) -> Result<()> {
+        self.qp(qp)?.detach_mcast(group).map_err(text)
+    }
+
+    pub(super) fn prepare(&self, qp: usize, access: u32) -> Result<()> {
+        self.qp(qp)?.modify(&ModifyAttr::init(access_of(access)?)).map_err(text)
+    }
+
+    pub(super) fn change_state(&self, qp: usize, state: usize) -> Result<()> {
+        let state = QpState::ALL.get(state).ok_or("no such state")?;
+        self.qp(qp)?.modify(&ModifyAttr::state(*state)).map_err(text)
+    }
+
+    pub(super) fn query(&self, qp: usize) -> Result<usize> {
+        Ok(self.qp(qp)?.state() as usize)
+    }
+
+    pub(super) fn destroy(&mut self, qp: usize) -> Result<()> {
+        let qp = self.qps.get_mut(qp).and_then(Option::take);
+        qp.map(drop).ok_or_else(|| "no such queue pair".into())
+    }
+
+    pub(super) fn send(&self, qp: usize, list: Vec<Send>) -> Result<()> {
+        list.iter().try_for_each(|send| self.post_send(qp, send))
+    }
+
+    pub(super) fn recv(&self, qp: usize, first: u64, list: Vec<Vec<Range>>) -> Result<()> {
+        let qp = self.qp(qp)?;
+        self.each_receive(first, &list, |wr| qp.post_recv(&[wr]).map_err(|e| e.to_string()))
+    }
+
+    pub(super) fn recv_shared(&self, srq: usize, first: u64, list: Vec<Vec<Range>>) -> Result<()> {
+        let srq = self.srq(srq)?;
+        self.each_receive(first, &list, |wr| srq.post_recv(&[wr]).map_err(|e| e.to_string()))
+    }
+
+    fn each_receive(
+        &self,
+        first: u64,
+        list: &[Vec<Range>],
+        post: impl Fn(RecvWr<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let mut numbered = (first..).zip(list);
+        numbered
+            .try_for_each(|(wr_id, ranges)| post(RecvWr { wr_id, sges: &self.elements(ranges)? }))
+    }
+
+    pub(super) fn arm(&self, solicited: bool) -> Result<()> {
+        self.opened()?.cq.req_notify(solicited).map_err(text)
+    }
+
+    pub(super) fn event(&self, timeout_ms: u64) -> Result<bool> {
+        match self.opened()?.channel.wait_event(Some(Duration::from_millis(timeout_ms))) {
+            Ok(_) => Ok(true),
+            Err(VerbsError::TimedOut) => Ok(false),
+            Err(error) => Err(error.to_string()),
         }
-        Ok(Reply::Done)
+    }
+
+    pub(super) fn drops(&self) -> Result<Vec<(String, u64)>> {
+        let drops = self.opened()?.ctx.counters().drops;
+        Ok(drops.iter().map(|(reason, count)| (reason.to_owned(), count)).collect())
+    }
+
+    pub(super) fn heard(&self) -> Result<Heard> {
+        let Counters { rcvd_pkts, duplicate_request, out_of_seq_request, .. } =
+            self.opened()?.ctx.counters().transport;
+        let (duplicates, gaps) = (duplicate_request, out_of_seq_request);
+        Ok(Heard { packets: rcvd_pkts, duplicates, gaps })
+    }
+
+    pub(super) fn counters(&self) -> Result<String> {
+        self.opened().map(|opened| counters(&opened.ctx))
     }
 
     fn opened(&self) -> Result<&Opened> {
@@ -262,7 +284,7 @@ impl Verbs {
         self.srqs.get(index).ok_or_else(|| format!("there is no shared receive queue {index}"))
     }
 
-    fn region(&self, range: &Range) -> Result<&Mr> {
+    fn mr(&self, range: &Range) -> Result<&Mr> {
         let region = self.regions.get(range.region).and_then(Option::as_ref).ok_or(NO_REGION)?;
         if range.offset.checked_add(range.len).is_none_or(|end| end > region.len()) {
             return Err(format!("{range:?} is not inside the region"));
@@ -270,10 +292,10 @@ impl Verbs {
         Ok(region)
     }
 
-    fn open(&mut self, name: &str, address: IpAddr) -> Result<About> {
+    pub(super) fn open_device(&mut self, name: String, address: IpAddr) -> Result<About> {
         let options = match self.backend {
             Some(backend) => OpenOptions::new().netdev(backend).advertise_credits(self.credits),
-            None => OpenOptions::new().device(name),
+            None => OpenOptions::new().device(&name),
         };
         let ctx = self.inside(|| options.open(address))?.map_err(text)?;
         let channel = ctx.create_comp_channel().map_err(text)?;
@@ -292,7 +314,12 @@ impl Verbs {
         Ok(remote)
     }
 
-    fn create_qp(&mut self, of: Service, access: u32, srq: Option<usize>) -> Result<Reply> {
+    pub(super) fn create_qp(
+        &mut self,
+        of: Service,
+        access: u32,
+        srq: Option<usize>,
+    ) -> Result<u32> {
         let Opened { pd, cq, .. } = self.opened()?;
         let (qp_type, qkey) = service(of);
         let builder =
@@ -311,10 +338,10 @@ impl Verbs {
         qp.modify(&init).map_err(text)?;
         let qpn = qp.qpn().value();
         self.qps.push(Some(qp));
-        Ok(Reply::Qp { qpn })
+        Ok(qpn)
     }
 
-    fn create_handle(&mut self, address: IpAddr) -> Result<()> {
+    pub(super) fn handle(&mut self, address: IpAddr) -> Result<()> {
         let Opened { pd, ctx, .. } = self.opened()?;
         let same = |gid: &IpAddr| gid.is_ipv4() == address.is_ipv4();
         let own =
@@ -326,10 +353,10 @@ impl Verbs {
         Ok(())
     }
 
-    fn create_handle_of_last(&mut self, grh: &Range) -> Result<()> {
+    pub(super) fn handle_of_last(&mut self, grh: Range) -> Result<()> {
         let last = self.last.ok_or("no datagram has come")?;
         let header: [u8; GRH_LEN] = self
-            .region(grh)?
+            .mr(&grh)?
             .to_vec(grh.offset, GRH_LEN)
             .try_into()
             .map_err(|_| "not the bytes of a header")?;
@@ -338,7 +365,7 @@ impl Verbs {
         Ok(())
     }
 
-    fn connect(&self, qp: usize, peer: &Peer, how: &Connection) -> Result<()> {
+    pub(super) fn connect(&self, qp: usize, peer: Peer, how: Connection) -> Result<()> {
         let qp = self.qp(qp)?;
         let attr = QpAttr {
             path_mtu: Some(Mtu::from_bytes(how.mtu).ok_or("no such path MTU")?),
@@ -364,15 +391,13 @@ impl Verbs {
     }
 
     fn elements(&self, ranges: &[Range]) -> Result<Vec<Sge>> {
-        ranges.iter().map(|r| Ok(self.region(r)?.sge(r.offset, r.len))).collect()
+        ranges.iter().map(|r| Ok(self.mr(r)?.sge(r.offset, r.len))).collect()
     }
 
     fn post_send(&self, qp: usize, send: &Send) -> Result<()> {
         let elements = self.elements(&send.ranges)?;
         let bytes: Result<Vec<Vec<u8>>> = match send.inline {
-            true => {
-                send.ranges.iter().map(|r| Ok(self.region(r)?.to_vec(r.offset, r.len))).collect()
-            }
+            true => send.ranges.iter().map(|r| Ok(self.mr(r)?.to_vec(r.offset, r.len))).collect(),
             false => Ok(vec![]),
         };
         let bytes = bytes?.concat();
@@ -416,7 +441,7 @@ impl Verbs {
         })
     }
 
-    fn poll(&mut self, count: usize, timeout_ms: u64) -> Result<Reply> {
+    pub(super) fn poll(&mut self, count: usize, timeout_ms: u64) -> Result<Vec<Completion>> {
         let deadline = Instant::now() + Duration::from_millis(timeout_ms);
         let mut found = Vec::new();
         while found.len() < count {
@@ -430,17 +455,17 @@ impl Verbs {
                 Err(error) => return Err(error.to_string()),
             }
         }
-        Ok(Reply::Completions(found))
+        Ok(found)
     }
 
-    fn wait_for_async(&self, timeout_ms: u64) -> Result<Reply> {
+    pub(super) fn any_async_event(&self, timeout_ms: u64) -> Result<Option<String>> {
         let deadline = Instant::now() + Duration::from_millis(timeout_ms);
         loop {
             if let Some(event) = self.opened()?.ctx.poll_async_event() {
-                return Ok(Reply::Async(Some(event_name(&event))));
+                return Ok(Some(event_name(&event)));
             }
             if Instant::now() > deadline {
-                return Ok(Reply::Async(None));
+                return Ok(None);
             }
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -1,9 +1,9 @@
 //! Translates the words of scenarios to the API, and back.
 
-use rocinante::verbs::{AsyncEvent, QpEvent, QpType, WcOpcode};
+use rocinante::verbs::{AsyncEvent, QpEvent, QpType};
 use rocinante::{Access, VerbsError, Wc};
 
-use super::proto::{Completion, Opcode, Service};
+use super::proto::{Completion, Service};
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -12,25 +12,11 @@ pub(super) fn access_of(bits: u32) -> Result<Access> {
 }
 
 pub(super) fn completion(wc: &Wc) -> Completion {
-    let opcode = match wc.opcode {
-        WcOpcode::RdmaWrite => Opcode::Write,
-        WcOpcode::RdmaRead => Opcode::Read,
-        WcOpcode::CompSwap => Opcode::CompareSwap,
-        WcOpcode::FetchAdd => Opcode::FetchAdd,
-        WcOpcode::Flush => Opcode::Flush,
-        WcOpcode::AtomicWrite => Opcode::AtomicWrite,
-        WcOpcode::Recv => Opcode::Recv,
-        WcOpcode::RecvRdmaWithImm => Opcode::RecvWriteImm,
-        WcOpcode::BindMw => Opcode::BindMw,
-        WcOpcode::LocalInv => Opcode::LocalInv,
-        // The kernel's devices give no opcode for a failed request, and no scenario reads it.
-        _ => Opcode::Send,
-    };
     Completion {
         wr_id: wc.wr_id,
         qpn: wc.qpn.value(),
         status: wc.status.name().to_owned(),
-        opcode,
+        opcode: wc.opcode,
         byte_len: wc.byte_len,
         imm: wc.imm.map(u32::from_be_bytes),
         invalidated: wc.invalidated.map(|key| key.0),

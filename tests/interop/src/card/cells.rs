@@ -8,8 +8,8 @@ use rocinante_tests::verbs::TESTS;
 
 use super::losses::{Inside, Rules};
 use super::stage::Stage;
-use crate::agent::Verbs;
-use crate::agent::proto::{Reply, Request};
+use crate::agent::proto::Request;
+use crate::agent::{self, Verbs};
 use crate::guest::Link;
 use crate::hardware::checks::CHECKS;
 use crate::matrix::programs::{self, ProgramCell, ProgramPlace};
@@ -111,11 +111,7 @@ impl CardCell {
                 let (check, name) = (check.to_owned(), stage.device_name());
                 let address =
                     stage.device_address(false).or_else(|_| stage.device_address(true))?;
-                match stage.agent()?.ask(&Request::Check { check, name, address }) {
-                    Reply::Done => Ok(()),
-                    Reply::Failed(why) => Err(why),
-                    other => Err(format!("a check is {other:?}")),
-                }
+                agent::call(&mut *stage.agent()?, Request::check { check, name, address })
             }
             Self::Itself { scenario, ipv6, mtu } => {
                 let (active, passive) = (stage.device(ipv6)?, stage.device(ipv6)?);

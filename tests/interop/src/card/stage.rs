@@ -15,8 +15,8 @@ use super::cells::BACKENDS;
 use super::losses::LossPlace;
 use super::{Args, Expect};
 use crate::agent::machine::{Device, Kind, Machine};
-use crate::agent::proto::{Reply, Request};
-use crate::agent::{Agent, Host, PORT, RemoteAgent};
+use crate::agent::proto::Request;
+use crate::agent::{self, Agent, PORT, RemoteAgent, Verbs};
 use crate::matrix::{Node, Step, cannot};
 
 /// How long a running agent may take to answer.
@@ -74,12 +74,9 @@ impl Stage {
         let control = AgentPlace::new(&args.agent, netns.as_ref())?;
         let name = args.device.clone();
         let address = args.address.first().copied();
-        let machine = match control.agent()?.ask(&Request::Describe { name: name.clone(), address })
-        {
-            Reply::Machine(machine) => *machine,
-            Reply::Failed(why) => return Err(format!("{}: {why}", control.place())),
-            other => return Err(format!("{}: the machine is {other:?}", control.place())),
-        };
+        let describe = Request::describe { name: name.clone(), address };
+        let machine: Machine = agent::call(&mut *control.agent()?, describe)
+            .map_err(|why| format!("{}: {why}", control.place()))?;
         let device = machine.device.as_ref().ok_or("the agent says nothing of the device")?;
         let addresses = addresses_of(device, &args.address)?;
         let software = match args.ours.is_empty() {
@@ -218,7 +215,7 @@ impl AgentPlace {
     }
 
     fn agent(&self) -> Step<Box<dyn Agent>> {
-        let Self::Remote(address, netns) = self else { return Ok(Box::new(Host::default())) };
+        let Self::Remote(address, netns) = self else { return Ok(Box::new(Verbs::kernel())) };
         let connect = || RemoteAgent::connect(*address, PATIENCE);
         let agent = match netns {
             Some(netns) => netns.run(connect).map_err(|error| error.to_string())?,

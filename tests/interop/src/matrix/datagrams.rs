@@ -7,7 +7,7 @@ use super::node::{BUFFER, GRH, Step, at, signaled};
 use super::scenario::Session;
 use super::unreliable::stopped;
 use crate::agent::machine::Kind;
-use crate::agent::proto::{Opcode, QpState, Request, Send};
+use crate::agent::proto::{Opcode, QpState, Send};
 
 const HALF: usize = BUFFER / 2;
 /// The Q_Key of both sides.
@@ -78,7 +78,7 @@ pub(super) fn answered(s: &mut Session<'_>) -> Step {
     active.receive(1, &[at(HALF, GRH + 40)])?;
     active.perform(2, active.send_to(0, passive, QKEY, None), &[at(0, 40)])?;
     passive.received_from(active.qpn(), 1, 40, None)?;
-    passive.do_(&Request::HandleOfLast { grh: at(HALF, GRH) })?;
+    passive.handle_of_last(at(HALF, GRH))?;
     passive.perform(2, passive.send_to(1, active, QKEY, None), &[at(0, 40)])?;
     active.received_from(passive.qpn(), 1, 40, None)?;
     active.holds(at(HALF + GRH, 40), 2)

@@ -3,7 +3,7 @@
 use super::node::{BUFFER, SEND, Step, at, signaled};
 use super::scenario::Session;
 use crate::agent::machine::Kind;
-use crate::agent::proto::{LOCAL_WRITE, Op, Opcode, QpState, REMOTE_READ, Request, Send};
+use crate::agent::proto::{LOCAL_WRITE, Op, Opcode, QpState, REMOTE_READ, Send};
 
 pub(super) fn wrong_key(s: &mut Session<'_>) -> Step {
     let (remote, rkey) = s.passive.remote(0);
@@ -90,7 +90,7 @@ pub(super) fn peer_in_error(s: &mut Session<'_>) -> Step {
 pub(super) fn peer_destroyed(s: &mut Session<'_>) -> Step {
     let op = s.passive.write_to(0, None);
     s.active.perform(0, op, &[at(0, 16)])?;
-    s.passive.do_(&Request::Destroy { qp: 0 })?;
+    s.passive.destroy(0)?;
     s.active.post(&[signaled(1, op, &[at(0, 16)])])?;
     s.active.ends(1, "RETRY_EXC_ERR").map(drop)
 }
@@ -137,12 +137,12 @@ pub(super) fn drained(s: &mut Session<'_>) -> Step {
     if s.active.kind() == Kind::SoftRoce {
         // It does not always go on by itself: see the table of its departures.
         s.active.post(&[second])?;
-        s.active.succeeds(1, Opcode::Write)?;
+        s.active.succeeds(1, Opcode::RdmaWrite)?;
     } else {
-        s.active.succeeds(1, Opcode::Write)?;
+        s.active.succeeds(1, Opcode::RdmaWrite)?;
         s.active.post(&[second])?;
     }
-    s.active.succeeds(2, Opcode::Write)?;
+    s.active.succeeds(2, Opcode::RdmaWrite)?;
     s.passive.holds(at(128, 64), 1)?;
     s.passive.holds(at(256, 64), 1)
 }

@@ -6,7 +6,7 @@ use super::datagrams::{LOST_MS, QKEY, check_header};
 use super::node::{BUFFER, GRH, Step, at};
 use super::scenario::Session;
 use crate::agent::machine::Kind;
-use crate::agent::proto::{Completion, Op, Opcode, Request};
+use crate::agent::proto::{Completion, Op, Opcode};
 
 const HALF: usize = BUFFER / 2;
 /// Bytes between the receives of two queue pairs.
@@ -40,7 +40,7 @@ fn to(handle: usize, qkey: u32, imm: Option<u32>) -> Op {
 /// `virtnet_rx_mode_work`.
 fn join(s: &mut Session<'_>, qp: usize, wr_id: u64) -> Step {
     let [group, ..] = groups(s);
-    s.passive.do_(&Request::Attach { qp, group })?;
+    s.passive.attach(qp, group)?;
     for _ in 0..10 {
         s.active.perform(PROBE, to(1, QKEY, None), &[at(0, 8)])?;
         let heard = s.passive.poll(1, PROBE_MS)?;
@@ -59,12 +59,12 @@ fn join(s: &mut Session<'_>, qp: usize, wr_id: u64) -> Step {
 /// Both members get each datagram once, and the third queue pair gets none.
 pub(super) fn reaches_members(s: &mut Session<'_>) -> Step {
     let [group, ..] = groups(s);
-    s.active.do_(&Request::Handle { address: group })?;
+    s.active.handle(group)?;
     for qp in 0..2 {
         s.passive.receive_on(qp, PROBE, &[at(HALF, GRH + 8)])?;
         join(s, qp, PROBE)?;
     }
-    s.passive.do_(&Request::Attach { qp: 1, group })?;
+    s.passive.attach(1, group)?;
     let sizes = [0, 1, s.mtu() / 2 + 3, s.mtu() - 1, s.mtu()];
     for (round, len) in (0..).zip(sizes) {
         for qp in 0..3 {
@@ -100,7 +100,7 @@ pub(super) fn reaches_members(s: &mut Session<'_>) -> Step {
 pub(super) fn others_are_not_heard(s: &mut Session<'_>) -> Step {
     let groups = groups(s);
     for address in groups {
-        s.active.do_(&Request::Handle { address })?;
+        s.active.handle(address)?;
     }
     let group = groups[0];
     s.passive.receive(0, &[at(HALF, GRH + 64); 4])?;
@@ -115,7 +115,7 @@ pub(super) fn others_are_not_heard(s: &mut Session<'_>) -> Step {
         s.passive.expect(&dropped, &1, "the number of drops")?;
     }
     arrives(s, 1)?;
-    s.passive.do_(&Request::Detach { qp: 0, group })?;
+    s.passive.detach(0, group)?;
     s.active.perform(9, to(1, QKEY, None), &[at(0, 64)])?;
     s.passive.quiet(LOST_MS)?;
     join(s, 0, 2)?;

@@ -1,18 +1,19 @@
 //! One side of a scenario: an agent, with methods in the words of scenarios.
 
 mod services;
-mod windows;
 
 use std::net::IpAddr;
 
+use serde::de::DeserializeOwned;
+
 pub(super) use self::services::GRH;
 use super::verdict::cannot;
-use crate::agent::Agent;
 use crate::agent::machine::Kind;
 use crate::agent::proto::{
-    ALL, About, Completion, Connection, FLUSH_GLOBAL, Op, Opcode, Peer, QpState, REMOTE_ATOMIC,
-    Range, Remote, Reply, Request, Send, Service,
+    ALL, About, Completion, FLUSH_GLOBAL, Op, Opcode, Peer, QpState, REMOTE_ATOMIC, Range, Remote,
+    Request, Send, Service,
 };
+use crate::agent::{self, Agent};
 
 /// The result of a scenario's step: the error names the side and has its text.
 pub type Step<T = ()> = Result<T, String>;
@@ -57,11 +58,8 @@ impl Node {
         device: &str,
         address: IpAddr,
     ) -> Step<Self> {
-        let about = match agent.ask(&Request::Open { name: device.to_owned(), address }) {
-            Reply::Opened(about) => about,
-            Reply::Failed(why) => return Err(format!("{name}: {why}")),
-            other => return Err(format!("{name}: opening is {other:?}")),
-        };
+        let open = Request::open_device { name: device.to_owned(), address };
+        let about = agent::call(&mut *agent, open).map_err(|why| format!("{name}: {why}"))?;
         let buffer = Remote { address: 0, rkey: 0 };
         let mut node = Self { agent, name: name.to_owned(), about, address, buffer, qpns: vec![] };
         node.buffer = node.region(BUFFER, node.full())?;
@@ -101,7 +99,7 @@ impl Node {
         atomic | flush
     }
 
-    /// Puts its send queue into SQD. Error: as [`ask`](Self::ask); or the device does not support
+    /// Puts its send queue into SQD. Error: as [`call`](Self::call); or the device does not support
     /// this state.
     pub fn stop_sending(&mut self) -> Step {
         let stopped = self.modify(QpState::Sqd);
@@ -126,33 +124,16 @@ impl Node {
     }
 
     /// Does a step. Error: the error of the side.
-    pub fn ask(&mut self, request: &Request) -> Step<Reply> {
-        match self.agent.ask(request) {
-            Reply::Failed(why) => Err(format!("{}: {why} ({request:?})", self.name)),
-            reply => Ok(reply),
-        }
-    }
-
-    /// Does a step without a result.
-    pub fn do_(&mut self, request: &Request) -> Step {
-        match self.ask(request)? {
-            Reply::Done => Ok(()),
-            other => Err(format!("{}: {request:?} was answered {other:?}", self.name)),
-        }
-    }
-
-    /// Registers another region.
-    pub fn region(&mut self, len: usize, access: u32) -> Step<Remote> {
-        self.remote_of(&Request::Region { len, access })
+    pub(crate) fn call<T: DeserializeOwned>(&mut self, request: &Request) -> Step<T> {
+        agent::call(&mut *self.agent, request.clone())
+            .map_err(|why| format!("{}: {why} ({request:?})", self.name))
     }
 
     /// Makes a queue pair. It takes receives from the shared queue `srq` if that is given. The
     /// first one is the queue pair 0 of all other methods.
     pub fn make_qp(&mut self, service: Service, access: u32, srq: Option<usize>) -> Step {
-        match self.ask(&Request::Qp { service, access, srq })? {
-            Reply::Qp { qpn } => self.qpns.push(qpn),
-            other => return Err(format!("{}: a queue pair is {other:?}", self.name)),
-        }
+        let qpn = self.create_qp(service, access, srq)?;
+        self.qpns.push(qpn);
         Ok(())
     }
 
@@ -168,31 +149,16 @@ impl Node {
         Peer { address: self.address, qpn: self.qpn_of(qp), psn }
     }
 
-    /// Connects a queue pair, or makes it ready if it is for datagrams.
-    pub fn connect(&mut self, qp: usize, peer: Peer, how: Connection) -> Step {
-        self.do_(&Request::Connect { qp, peer, how })
-    }
-
-    /// Fills bytes of region 0 with the pattern of `seed`.
-    pub fn fill(&mut self, range: Range, seed: u64) -> Step {
-        self.do_(&Request::Fill { range, seed })
-    }
-
     /// Fails unless a range holds the pattern of `seed`, beginning with byte `skip` of the pattern.
-    /// Error: it has other bytes, or as [`ask`](Self::ask).
+    /// Error: it has other bytes, or as [`call`](Self::call).
     pub fn holds_part(&mut self, range: Range, seed: u64, skip: usize) -> Step {
-        self.compare(range, Some((seed, skip)))
+        self.is_as(range, Some((seed, skip)))
     }
 
-    fn compare(&mut self, range: Range, with: Option<(u64, usize)>) -> Step {
-        match self.ask(&Request::Compare { range, with })? {
-            Reply::Difference(None) => Ok(()),
-            Reply::Difference(Some(how)) => {
-                let wanted = if with.is_some() { "what was sent" } else { "zeros" };
-                Err(format!("{}: {range:?} has not {wanted}: {how:02x?}", self.name))
-            }
-            other => Err(format!("{}: a comparison is {other:?}", self.name)),
-        }
+    fn is_as(&mut self, range: Range, with: Option<(u64, usize)>) -> Step {
+        let Some(how) = self.compare(range, with)? else { return Ok(()) };
+        let wanted = if with.is_some() { "what was sent" } else { "zeros" };
+        Err(format!("{}: {range:?} has not {wanted}: {how:02x?}", self.name))
     }
 
     /// Fails unless a range has the pattern of `seed`.
@@ -200,22 +166,9 @@ impl Node {
         self.holds_part(range, seed, 0)
     }
 
-    /// Fails unless a range is zero. Error: it is not, or as [`ask`](Self::ask).
+    /// Fails unless a range is zero. Error: it is not, or as [`call`](Self::call).
     pub fn untouched(&mut self, range: Range) -> Step {
-        self.compare(range, None)
-    }
-
-    /// Stores a number in region 0.
-    pub fn store(&mut self, offset: usize, value: u64) -> Step {
-        self.do_(&Request::Store { at: at(offset, 8), value })
-    }
-
-    /// The number at a place in region 0.
-    pub fn load(&mut self, offset: usize) -> Step<u64> {
-        match self.ask(&Request::Load(at(offset, 8)))? {
-            Reply::Value(value) => Ok(value),
-            other => Err(format!("{}: a number is {other:?}", self.name)),
-        }
+        self.is_as(range, None)
     }
 
     /// Address of a byte of region 0, and its key.
@@ -250,7 +203,7 @@ impl Node {
 
     /// Posts one receive of several elements.
     pub fn receive_scattered(&mut self, wr_id: u64, ranges: &[Range]) -> Step {
-        self.do_(&Request::Recv { qp: 0, first: wr_id, list: vec![ranges.to_vec()] })
+        self.recv(0, wr_id, vec![ranges.to_vec()])
     }
 
     /// Waits for `count` completions. Error: there are fewer in that time.
@@ -261,14 +214,6 @@ impl Node {
             return Err(format!("{}: only {found:?} of {count}, in {state:?}", self.name));
         }
         Ok(found)
-    }
-
-    /// The completions found within `timeout_ms`, at most `count`.
-    pub fn poll(&mut self, count: usize, timeout_ms: u64) -> Step<Vec<Completion>> {
-        match self.ask(&Request::Poll { count, timeout_ms })? {
-            Reply::Completions(found) => Ok(found),
-            other => Err(format!("{}: completions are {other:?}", self.name)),
-        }
     }
 
     /// Takes the next completion, which must be that of `wr_id` with this status. Error: it is
@@ -340,7 +285,7 @@ impl Node {
             let brief = |wc: &Completion| format!("{} {}", wc.wr_id, wc.status);
             left.iter().map(brief).collect::<Vec<_>>().join(", ")
         });
-        let counters = self.ask(&Request::Counters);
+        let counters = self.counters();
         format!(
             "{} is in {state:?}, with completions {left:?}, and counted {counters:?}",
             self.name
@@ -349,15 +294,7 @@ impl Node {
 
     /// Changes the state of queue pair 0.
     pub fn modify(&mut self, state: QpState) -> Step {
-        self.do_(&Request::Modify { qp: 0, state })
-    }
-
-    /// Whether there is an event of the completion queue within `timeout_ms`.
-    pub fn event(&mut self, timeout_ms: u64) -> Step<bool> {
-        match self.ask(&Request::Event { timeout_ms })? {
-            Reply::Event(was) => Ok(was),
-            other => Err(format!("{}: the event is {other:?}", self.name)),
-        }
+        self.change_state(0, state as usize)
     }
 }
 
@@ -367,9 +304,9 @@ pub(super) fn opcode_of(op: Op) -> Opcode {
     match op {
         Op::Send { .. } | Op::SendTo { .. } | Op::SendInv { .. } => Opcode::Send,
         Op::LocalInv { .. } => Opcode::LocalInv,
-        Op::Write { .. } => Opcode::Write,
-        Op::Read { .. } => Opcode::Read,
-        Op::CompareSwap { .. } => Opcode::CompareSwap,
+        Op::Write { .. } => Opcode::RdmaWrite,
+        Op::Read { .. } => Opcode::RdmaRead,
+        Op::CompareSwap { .. } => Opcode::CompSwap,
         Op::FetchAdd { .. } => Opcode::FetchAdd,
         Op::Flush { .. } => Opcode::Flush,
         Op::AtomicWrite { .. } => Opcode::AtomicWrite,

@@ -3,7 +3,7 @@
 use super::losses::Losses;
 use super::node::{BUFFER, SEND, Step, at, signaled};
 use super::scenario::Session;
-use crate::agent::proto::{Op, Opcode, Request, Send};
+use crate::agent::proto::{Op, Opcode, Send};
 
 const HALF: usize = BUFFER / 2;
 
@@ -68,7 +68,7 @@ pub(super) fn send_scattered(s: &mut Session<'_>) -> Step {
 }
 
 pub(super) fn send_solicited(s: &mut Session<'_>) -> Step {
-    s.passive.do_(&Request::Arm { solicited: true })?;
+    s.passive.arm(true)?;
     s.passive.receive(0, &[at(0, 8), at(0, 8)])?;
     s.active.perform(0, SEND, &[at(0, 8)])?;
     if s.passive.event(100)? {
@@ -107,7 +107,7 @@ fn writes_in_a_list(s: &mut Session<'_>) -> Step {
     list.push(signaled(9, SEND, &[at(0, 8)]));
     s.active.post(&list)?;
     for number in 0..count {
-        s.active.succeeds(number as u64, Opcode::Write)?;
+        s.active.succeeds(number as u64, Opcode::RdmaWrite)?;
     }
     s.active.succeeds(9, Opcode::Send)?;
     s.passive.received(9, 8, None)?;
@@ -127,7 +127,7 @@ pub(super) fn write_immediate(s: &mut Session<'_>) -> Step {
         s.passive.receive(number, &[at(0, 0)])?;
         s.active.perform(number, s.passive.write_to(HALF, Some(0xabcd)), &[at(0, len)])?;
         let wc = s.passive.ends(number, "SUCCESS")?;
-        s.passive.expect(&wc.opcode, &Opcode::RecvWriteImm, "the opcode")?;
+        s.passive.expect(&wc.opcode, &Opcode::RecvRdmaWithImm, "the opcode")?;
         s.passive.expect(&wc.imm, &Some(0xabcd), "the immediate")?;
         s.passive.expect(&(wc.byte_len as usize), &len, "the length")?;
         s.passive.holds(at(HALF, len), 8)?;
@@ -141,7 +141,7 @@ pub(super) fn write_inline(s: &mut Session<'_>) -> Step {
     let op = s.passive.write_to(HALF, None);
     s.active.post(&[Send { inline: true, ..signaled(0, op, &[at(0, 64)]) }])?;
     s.active.fill(at(0, 64), 4)?;
-    s.active.succeeds(0, Opcode::Write)?;
+    s.active.succeeds(0, Opcode::RdmaWrite)?;
     s.passive.holds(at(HALF, 64), 3)
 }
 
@@ -188,7 +188,7 @@ pub(super) fn read_many(s: &mut Session<'_>) -> Step {
     let list: Vec<Send> = (0..20).map(|n| read(s, n)).collect();
     s.active.post(&list)?;
     for n in 0..20 {
-        s.active.succeeds(n, Opcode::Read)?;
+        s.active.succeeds(n, Opcode::RdmaRead)?;
     }
     s.active.holds(at(0, 20 * len), 7)
 }
@@ -266,8 +266,8 @@ pub(super) fn fence(s: &mut Session<'_>) -> Step {
     let read = signaled(0, s.passive.read_from(0), &[at(0, len)]);
     let write = signaled(1, s.passive.write_to(HALF, None), &[at(0, len)]);
     s.active.post(&[read, Send { fence: true, ..write }])?;
-    s.active.succeeds(0, Opcode::Read)?;
-    s.active.succeeds(1, Opcode::Write)?;
+    s.active.succeeds(0, Opcode::RdmaRead)?;
+    s.active.succeeds(1, Opcode::RdmaWrite)?;
     s.passive.holds(at(HALF, len), 11)
 }
 
@@ -287,8 +287,8 @@ pub(super) fn both_ask(s: &mut Session<'_>) -> Step {
     }
     for round in 0..4 {
         for node in [&mut s.active, &mut s.passive] {
-            node.succeeds(2 * round, Opcode::Write)?;
-            node.succeeds(2 * round + 1, Opcode::Read)?;
+            node.succeeds(2 * round, Opcode::RdmaWrite)?;
+            node.succeeds(2 * round + 1, Opcode::RdmaRead)?;
         }
     }
     for (node, own, other) in [(&mut s.active, 1, 2), (&mut s.passive, 2, 1)] {
@@ -330,12 +330,12 @@ pub(super) fn write_send_read(
         None
     };
     losses.post(s, &list)?;
-    losses.succeeds(s, 0, Opcode::Write)?;
+    losses.succeeds(s, 0, Opcode::RdmaWrite)?;
     losses.succeeds(s, 1, Opcode::Send)?;
     if let Some(read) = later {
         s.active.post(&[read])?;
     }
-    s.active.succeeds(2, Opcode::Read)?;
+    s.active.succeeds(2, Opcode::RdmaRead)?;
     s.passive.received(1, len, None)?;
     s.passive.holds(at(0, len), round)?;
     s.passive.holds(at(HALF, len), round)?;

@@ -15,8 +15,8 @@ use super::Bench;
 use super::cell::{MTUS, Requester, Setting};
 use super::node::Step;
 use super::ours::{DEVICE, Ours, PATIENCE, unprivileged};
-use crate::agent::Agent;
-use crate::agent::proto::{Invocation, Reply, Request};
+use crate::agent::proto::{Invocation, Request};
+use crate::agent::{self, Agent};
 use crate::guest::{Link, Outcome};
 
 /// A program, and how it is run on both sides.
@@ -314,20 +314,13 @@ struct Theirs {
 
 impl Theirs {
     fn start(mut agent: Box<dyn Agent>, invocation: Invocation) -> Step<Self> {
-        match agent.ask(&Request::Start(invocation)) {
-            Reply::Done => Ok(Self { agent }),
-            Reply::Failed(why) => Err(why),
-            other => Err(format!("a program is {other:?}")),
-        }
+        agent::call::<()>(&mut *agent, Request::start { invocation })?;
+        Ok(Self { agent })
     }
 
     /// The outcome, if the program ends in time.
     fn ended(&mut self, timeout_ms: u64) -> Step<Option<Outcome>> {
-        match self.agent.ask(&Request::Ended { timeout_ms }) {
-            Reply::Ended(outcome) => Ok(outcome),
-            Reply::Failed(why) => Err(why),
-            other => Err(format!("the end of a program is {other:?}")),
-        }
+        agent::call(&mut *self.agent, Request::ended { timeout_ms })
     }
 
     fn wait(mut self) -> Step<Outcome> {

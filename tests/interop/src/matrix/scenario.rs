@@ -7,7 +7,7 @@ use super::wire::{Losing, Wire};
 use super::{datagrams, errors, faults, flush, multicast, operations, shared, unreliable, windows};
 use crate::agent::machine::Kind;
 use crate::agent::proto::{
-    ALL, Connection, FLUSH_GLOBAL, LOCAL_WRITE, QpState, REMOTE_WRITE, Request, Service,
+    ALL, Connection, FLUSH_GLOBAL, LOCAL_WRITE, QpState, REMOTE_WRITE, Service,
 };
 use crate::guest::Link;
 
@@ -312,7 +312,7 @@ impl<'a> Session<'a> {
             _ => LOCAL_WRITE | REMOTE_WRITE,
         };
         if let Some(depth) = shared {
-            self.passive.do_(&Request::Srq { depth })?;
+            self.passive.make_srq(depth)?;
         }
         for _ in 0..qps {
             let full = self.passive.full() & most;
@@ -321,8 +321,8 @@ impl<'a> Session<'a> {
         }
         if matches!(service, Service::Ud { .. }) {
             let (active, passive) = (self.active.address(), self.passive.address());
-            self.active.do_(&Request::Handle { address: passive })?;
-            self.passive.do_(&Request::Handle { address: active })?;
+            self.active.handle(passive)?;
+            self.passive.handle(active)?;
         }
         Ok(())
     }
@@ -332,7 +332,7 @@ impl<'a> Session<'a> {
         for node in [&mut self.active, &mut self.passive] {
             let access = node.full();
             node.modify(QpState::Reset)?;
-            node.do_(&Request::Prepare { qp: 0, access })?;
+            node.prepare(0, access)?;
         }
         self.join([psn, psn + 0x1000])
     }

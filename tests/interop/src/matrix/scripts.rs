@@ -12,14 +12,14 @@ use rustix::net::{AddressFamily, SocketType, ipproto};
 use rocinante_scripts::{Completion, Options, Range, Remote, SCRIPTS, Script, Subject, Talk};
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::{Key, Qpn};
-use rocinante_stack::verbs::{QpState, SendOp, WcOpcode};
+use rocinante_stack::verbs::{QpState, SendOp};
 use rocinante_stack::wire::Packet;
 use rocinante_stack::wire::icrc::{IpFields, Template};
 
 use super::Bench;
 use super::node::{Node, PATIENCE_MS, Step, signaled};
 use crate::agent::machine::Kind;
-use crate::agent::proto::{self, Connection, Op, Opcode, Peer, Reply, Request, Send, Service};
+use crate::agent::proto::{self, Connection, Op, Peer, Send, Service};
 use crate::guest::Link;
 
 /// The port of RoCE v2.
@@ -169,7 +169,7 @@ impl Subject for GuestSubject {
         let access = options.access.bits();
         if self.connected {
             self.node.modify(QpState::Reset)?;
-            self.node.do_(&Request::Prepare { qp: 0, access })?;
+            self.node.prepare(0, access)?;
         } else {
             self.node.make_qp(Service::Rc, access, None)?;
             self.connected = true;
@@ -204,27 +204,23 @@ impl Subject for GuestSubject {
 
     fn register(&mut self, len: usize, access: Access, foreign: bool) -> Step<Remote> {
         let access = access.bits();
-        let request = match foreign {
-            false => Request::Region { len, access },
-            true => Request::ForeignRegion { len, access },
+        let proto::Remote { address, rkey } = match foreign {
+            false => self.node.region(len, access)?,
+            true => self.node.foreign_region(len, access)?,
         };
-        let proto::Remote { address, rkey } = self.node.remote_of(&request)?;
         Ok(Remote { address, rkey: Key(rkey) })
     }
 
     fn deregister(&mut self, region: usize) -> Step {
-        self.node.do_(&Request::Deregister { region: number(region) })
+        self.node.deregister(number(region))
     }
 
     fn store(&mut self, region: usize, offset: usize, bytes: &[u8]) -> Step {
-        self.node.do_(&Request::Put { region: number(region), offset, bytes: bytes.to_vec() })
+        self.node.put(number(region), offset, bytes.to_vec())
     }
 
     fn load(&mut self, range: Range) -> Step<Vec<u8>> {
-        match self.node.ask(&Request::Bytes(place(&range)))? {
-            Reply::Bytes(bytes) => Ok(bytes),
-            other => Err(format!("bytes are {other:?}")),
-        }
+        self.node.bytes(place(&range))
     }
 
     fn post_recv(&mut self, wr_id: u64, ranges: &[Range]) -> Step {
@@ -293,20 +289,7 @@ fn operation(op: SendOp) -> Step<Op> {
 }
 
 fn completion(wc: proto::Completion) -> Completion {
-    let opcode = match wc.opcode {
-        Opcode::Send => WcOpcode::Send,
-        Opcode::Write => WcOpcode::RdmaWrite,
-        Opcode::Read => WcOpcode::RdmaRead,
-        Opcode::CompareSwap => WcOpcode::CompSwap,
-        Opcode::FetchAdd => WcOpcode::FetchAdd,
-        Opcode::Flush => WcOpcode::Flush,
-        Opcode::AtomicWrite => WcOpcode::AtomicWrite,
-        Opcode::Recv => WcOpcode::Recv,
-        Opcode::RecvWriteImm => WcOpcode::RecvRdmaWithImm,
-        Opcode::BindMw => WcOpcode::BindMw,
-        Opcode::LocalInv => WcOpcode::LocalInv,
-    };
-    let proto::Completion { wr_id, status, byte_len, imm, .. } = wc;
+    let proto::Completion { wr_id, status, opcode, byte_len, imm, .. } = wc;
     Completion { wr_id, status, opcode, byte_len, imm: imm.map(u32::to_be_bytes) }
 }
 

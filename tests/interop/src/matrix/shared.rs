@@ -4,7 +4,7 @@
 use super::datagrams::QKEY;
 use super::node::{BUFFER, GRH, SEND, Step, at, signaled};
 use super::scenario::Session;
-use crate::agent::proto::{Completion, Op, Opcode, QpState, Request, Send};
+use crate::agent::proto::{Completion, Op, Opcode, QpState, Send};
 
 const HALF: usize = BUFFER / 2;
 /// Bytes of a receive.
@@ -26,7 +26,7 @@ pub(super) fn shares(s: &mut Session<'_>) -> Step {
         s.active.ends(id, "SUCCESS")?;
         let wc = s.passive.received_on(qp, id, bytes)?;
         if round % 3 == 2 {
-            s.passive.expect(&wc.opcode, &Opcode::RecvWriteImm, "the opcode")?;
+            s.passive.expect(&wc.opcode, &Opcode::RecvRdmaWithImm, "the opcode")?;
             s.passive.holds(at(HALF, len), 3)?;
             s.passive.untouched(at(round * SIZE, SIZE))?;
         } else {
@@ -87,7 +87,7 @@ fn sorted<T: Ord>(mut list: Vec<T>) -> Vec<T> {
 /// The event of the limit comes once.
 pub(super) fn limit(s: &mut Session<'_>) -> Step {
     s.passive.receive_shared(0, &[at(0, 64); 8])?;
-    s.passive.do_(&Request::ArmSrq { srq: 0, limit: 6 })?;
+    s.passive.arm_srq(0, 6)?;
     for id in 0..5 {
         s.active.post_on(id as usize % 2, &[signaled(id, SEND, &[at(0, 64)])])?;
         s.active.ends(id, "SUCCESS")?;

@@ -4,7 +4,7 @@ use super::datagrams::LOST_MS;
 use super::node::{BUFFER, GRH, SEND, Step, at, signaled};
 use super::scenario::Session;
 use crate::agent::machine::Kind;
-use crate::agent::proto::{LOCAL_WRITE, Op, Opcode, QpState, Range, Request};
+use crate::agent::proto::{LOCAL_WRITE, Op, Opcode, QpState, Range};
 
 const HALF: usize = BUFFER / 2;
 
@@ -31,7 +31,7 @@ pub(super) fn write(s: &mut Session<'_>) -> Step {
         let imm = (number % 2 == 0).then_some(0xbeef_0000 | len as u32);
         s.active.perform(number, s.passive.write_to(HALF + 3, imm), &[at(0, len)])?;
         let wanted = match imm {
-            Some(_) => (Opcode::RecvWriteImm, len),
+            Some(_) => (Opcode::RecvRdmaWithImm, len),
             None => {
                 s.active.perform(number, SEND, &[])?;
                 (Opcode::Recv, 0)
@@ -155,7 +155,7 @@ pub(super) fn stops_sending(s: &mut Session<'_>) -> Step {
 /// Posts a request `op` that may not use its memory, which fails together with the next one.
 /// Returns whether the sending has stopped, and nothing else.
 pub(super) fn stopped(s: &mut Session<'_>, op: Op) -> Step<bool> {
-    s.active.remote_of(&Request::ForeignRegion { len: 64, access: LOCAL_WRITE })?;
+    s.active.foreign_region(64, LOCAL_WRITE)?;
     let foreign = Range { region: 1, offset: 0, len: 9 };
     // Taken now, so that it does not take a later receive.
     s.passive.receive(0, &[at(HALF, GRH + 9)])?;

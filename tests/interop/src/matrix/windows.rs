@@ -6,8 +6,8 @@ use super::scenario::Session;
 use super::verdict::cannot;
 use crate::agent::machine::Kind;
 use crate::agent::proto::{
-    ALL, LOCAL_WRITE, MW_BIND, MwType, Op, Opcode, QpState, REMOTE_ATOMIC, REMOTE_READ,
-    REMOTE_WRITE, Range, Remote, Request, ZERO_BASED,
+    ALL, LOCAL_WRITE, MW_BIND, Op, Opcode, QpState, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE,
+    Range, Remote, ZERO_BASED,
 };
 
 const HALF: usize = BUFFER / 2;
@@ -27,7 +27,7 @@ fn write_to(shown: Remote, offset: usize) -> Op {
 }
 
 /// Makes region 1, and one window of each of these types.
-fn prepare(s: &mut Session<'_>, windows: &[MwType]) -> Step {
+fn prepare(s: &mut Session<'_>, windows: &[u8]) -> Step {
     s.needs("memory windows", |node| node.about().windows == [true; 2])?;
     s.needs_atomics()?;
     s.passive.region(SIZE, LOCAL_WRITE | MW_BIND)?;
@@ -78,7 +78,7 @@ fn invalidate(node: &mut Node, qp: usize, rkey: u32) -> Step {
 /// A window of type 1 can be bound anew any number of times. All queue pairs of its domain get
 /// through it.
 pub(super) fn type_1(s: &mut Session<'_>) -> Step {
-    prepare(s, &[MwType::Type1])?;
+    prepare(s, &[1])?;
     let len = s.mtu() + 1;
     let first = s.passive.bind(0, 0, part(0, len), REMOTE)?;
     through(s, 0, first, 0, len)?;
@@ -92,13 +92,13 @@ pub(super) fn type_1(s: &mut Session<'_>) -> Step {
     // A bind of zero bytes unbinds the window.
     let third = s.passive.bind(1, 0, part(0, 0), REMOTE)?;
     refused(s, 1, write_to(Remote { rkey: third.rkey, ..second }, 0))?;
-    s.passive.do_(&Request::FreeWindow { window: 0 })?;
+    s.passive.free_window(0)?;
     refused(s, 2, write_to(second, 0))
 }
 
 /// A window of type 2 is bound by a work request, and free again once it is invalidated.
 pub(super) fn type_2(s: &mut Session<'_>) -> Step {
-    prepare(s, &[MwType::Type2, MwType::Type2])?;
+    prepare(s, &[2, 2])?;
     let mut keys = vec![];
     for (round, len) in s.sizes().into_iter().enumerate() {
         let len = (len + 7) & !7;
@@ -119,7 +119,7 @@ pub(super) fn type_2(s: &mut Session<'_>) -> Step {
     refused(s, 1, write_to(shown, 0))?;
     let shown = s.passive.bind(2, 1, part(0, 64), REMOTE)?;
     through(s, 2, shown, 0, 64)?;
-    s.passive.do_(&Request::FreeWindow { window: 1 })?;
+    s.passive.free_window(1)?;
     refused(s, 2, write_to(shown, 0))
 }
 
@@ -127,7 +127,7 @@ pub(super) fn type_2(s: &mut Session<'_>) -> Step {
 pub(super) fn range(s: &mut Session<'_>) -> Step {
     const FROM: usize = 4096;
     const LEN: usize = 2048;
-    prepare(s, &[MwType::Type2; 5])?;
+    prepare(s, &[2; 5])?;
     let start = |shown: Remote| shown.address - FROM as u64;
     // Counted from the region's first byte.
     for (qp, offset) in [FROM - 8, FROM + LEN, FROM + LEN - 4].into_iter().enumerate() {
@@ -152,7 +152,7 @@ pub(super) fn range(s: &mut Session<'_>) -> Step {
 
 /// The addresses of a window may begin at zero.
 pub(super) fn zero_based(s: &mut Session<'_>) -> Step {
-    prepare(s, &[MwType::Type2])?;
+    prepare(s, &[2])?;
     let len = 2 * s.mtu() + 8;
     let shown = s.passive.bind(0, 0, part(64, len), REMOTE | ZERO_BASED)?;
     s.passive.expect(&shown.address, &0, "the address of the first byte")?;
@@ -168,7 +168,7 @@ pub(super) fn zero_based(s: &mut Session<'_>) -> Step {
 
 /// An access that a window does not permit is refused, also if the queue pair permits it.
 pub(super) fn forbids(s: &mut Session<'_>) -> Step {
-    prepare(s, &[MwType::Type2; 3])?;
+    prepare(s, &[2; 3])?;
     for qp in 0..3 {
         let granted = [REMOTE_READ | REMOTE_ATOMIC, REMOTE_WRITE, REMOTE_WRITE | REMOTE_READ][qp];
         let shown = s.passive.bind(qp, qp, part(0, 64), granted)?;
@@ -184,7 +184,7 @@ pub(super) fn forbids(s: &mut Session<'_>) -> Step {
 /// A window of type 2 belongs to one queue pair. Only that one gets through it, and only its peer
 /// invalidates it.
 pub(super) fn of_another(s: &mut Session<'_>) -> Step {
-    prepare(s, &[MwType::Type2])?;
+    prepare(s, &[2])?;
     let shown = s.passive.bind(0, 0, part(0, 64), REMOTE)?;
     refused(s, 1, write_to(shown, 0))?;
     through(s, 0, shown, 0, 64)?;
@@ -203,7 +203,7 @@ pub(super) fn of_another(s: &mut Session<'_>) -> Step {
 
 /// A SEND invalidates a window, and its receiver learns the key.
 pub(super) fn send_invalidates(s: &mut Session<'_>) -> Step {
-    prepare(s, &[MwType::Type2])?;
+    prepare(s, &[2])?;
     let mut shown = Remote { address: 0, rkey: 0 };
     for (number, len) in (0..).zip([0].into_iter().chain(s.sizes())) {
         shown = s.passive.bind(0, 0, part(0, 64), REMOTE)?;
@@ -231,7 +231,7 @@ fn taken_away(
     let send = Op::SendInv { rkey: shown.rkey };
     let list = [signaled(1, write_to(shown, 0), &[at(0, 64)]), signaled(2, send, &[at(0, len)])];
     losses.post(s, &list)?;
-    losses.succeeds(s, 1, Opcode::Write)?;
+    losses.succeeds(s, 1, Opcode::RdmaWrite)?;
     losses.succeeds(s, 2, Opcode::Send)?;
     let wc = s.passive.ends(number, "SUCCESS")?;
     s.passive.expect(&(wc.opcode, wc.imm), &(Opcode::Recv, None), "opcode and immediate")?;
@@ -244,7 +244,7 @@ fn taken_away(
 /// Only windows of type 2 are invalidated. For any other key the SEND succeeds, and its receiver
 /// breaks.
 pub(super) fn send_invalidates_nothing(s: &mut Session<'_>) -> Step {
-    prepare(s, &[MwType::Type1, MwType::Type2])?;
+    prepare(s, &[1, 2])?;
     let shown = s.passive.bind(3, 0, part(0, 64), REMOTE)?;
     let other = s.passive.bind(3, 1, part(64, 64), REMOTE)?;
     let ordinary = s.passive.remote(0).1;
@@ -263,8 +263,7 @@ pub(super) fn send_invalidates_nothing(s: &mut Session<'_>) -> Step {
 
 /// Windows that cannot be bound show nothing.
 pub(super) fn unbindable(s: &mut Session<'_>) -> Step {
-    let (one, two) = (MwType::Type1, MwType::Type2);
-    prepare(s, &[one, one, one, two, two, two])?;
+    prepare(s, &[1, 1, 1, 2, 2, 2])?;
     s.passive.region(SIZE, MW_BIND)?;
     let read_only = Range { region: 2, offset: 0, len: 64 };
     // Outside of its region; in a region that permits no windows; in one that may not be written.
@@ -280,7 +279,7 @@ pub(super) fn unbindable(s: &mut Session<'_>) -> Step {
     through(s, 7, shown, 0, 64)?;
     not_bound(s, 7, 4, part(0, 64))?;
     // To a region of another domain. The same bind to a region of their own domain succeeds.
-    s.passive.remote_of(&Request::ForeignRegion { len: 64, access: LOCAL_WRITE | MW_BIND })?;
+    s.passive.foreign_region(64, LOCAL_WRITE | MW_BIND)?;
     s.passive.region(64, LOCAL_WRITE | MW_BIND)?;
     let [foreign, own] = [3, 4].map(|region| Range { region, offset: 0, len: 64 });
     let shown = s.passive.bind(8, 5, own, REMOTE)?;
@@ -313,9 +312,8 @@ pub(super) fn reregistered(s: &mut Session<'_>) -> Step {
     let old = s.passive.region(SIZE, LOCAL_WRITE | REMOTE_READ)?;
     let read = Op::Read { remote: old.address, rkey: old.rkey };
     perform(s, 0, read, &[at(0, 64)])?;
-    let change = |access, len| Request::Rereg { region: 1, access, len };
     let all = s.passive.full() & ALL;
-    let anew = match s.passive.remote_of(&change(Some(all), None)) {
+    let anew = match s.passive.rereg(1, Some(all), None) {
         Ok(anew) => anew,
         Err(why) => match s.passive.kind() {
             Kind::Rocinante => return Err(why),
@@ -337,7 +335,7 @@ pub(super) fn reregistered(s: &mut Session<'_>) -> Step {
         // The memory is the same, and so is the key.
         s.passive.expect(&anew.rkey, &old.rkey, "the key")?;
     }
-    let other = s.passive.remote_of(&change(None, Some(SIZE)))?;
+    let other = s.passive.rereg(1, None, Some(SIZE))?;
     s.passive.untouched(part(0, SIZE))?;
     s.active.fill(at(0, len), 4)?;
     perform(s, 0, write_to(other, 9), &[at(0, len)])?;
@@ -348,7 +346,7 @@ pub(super) fn reregistered(s: &mut Session<'_>) -> Step {
 /// Each SEND invalidates one window, though packets are lost both ways: a retransmission is not
 /// executed again.
 pub(super) fn lost(s: &mut Session<'_>) -> Step {
-    prepare(s, &[MwType::Type2])?;
+    prepare(s, &[2])?;
     let len = 4 * s.mtu().min(2048) + 5;
     let mut losses = Losses::begin(s, &[(true, 6.0), (false, 15.0)])?;
     for round in 0..100 {

@@ -10,7 +10,7 @@ use super::Bench;
 use super::cell::{Cell, Requester, Setting};
 use super::node::{Node, SEND, Step, at, signaled};
 use super::scenario::SCENARIOS;
-use crate::agent::proto::{LOCAL_WRITE, MW_BIND, MwType, Op, REMOTE_WRITE, Range};
+use crate::agent::proto::{LOCAL_WRITE, MW_BIND, Op, REMOTE_WRITE, Range};
 
 /// The path MTU of the captured connection.
 const MTU: u32 = 1024;
@@ -117,7 +117,7 @@ fn requests(ours: &mut Node, rxe: &mut Node, first: u32) -> Step<Vec<Fields>> {
     // Two windows, which two SENDs invalidate: one of several packets, and one of one.
     rxe.region(4096, LOCAL_WRITE | MW_BIND)?;
     let keys = [(0, 8, 1500), (1, 9, 20)].map(|(window, wr_id, len)| -> Step<u32> {
-        rxe.window(MwType::Type2)?;
+        rxe.window(2)?;
         let part = Range { region: 1, offset: 0, len: 64 };
         let rkey = rxe.bind(0, window, part, REMOTE_WRITE)?.rkey;
         rxe.receive(wr_id, &[at(0x8000, 4096)])?;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Range;
+use super::{Opcode, Range};
 
 /// A send request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,6 +59,7 @@ pub struct Completion {
     /// The name in `verbs.h`, without `IBV_WC_`.
     pub status: String,
     /// The operation; only meaningful for a success.
+    #[serde(with = "opcode")]
     pub opcode: Opcode,
     /// Bytes received.
     pub byte_len: u32,
@@ -71,21 +72,37 @@ pub struct Completion {
     pub source: Option<u32>,
 }
 
-/// The operation of a completion.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub enum Opcode {
-    Send,
-    Write,
-    Read,
-    CompareSwap,
-    FetchAdd,
-    Flush,
-    AtomicWrite,
-    Recv,
-    RecvWriteImm,
-    BindMw,
-    LocalInv,
+/// [`Opcode`] by its name.
+mod opcode {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::Opcode::{self, *};
+
+    const ALL: [Opcode; 12] = [
+        Unknown,
+        Send,
+        RdmaWrite,
+        RdmaRead,
+        CompSwap,
+        FetchAdd,
+        Flush,
+        AtomicWrite,
+        BindMw,
+        LocalInv,
+        Recv,
+        RecvRdmaWithImm,
+    ];
+
+    pub(super) fn serialize<S: Serializer>(opcode: &Opcode, to: S) -> Result<S::Ok, S::Error> {
+        opcode.name().serialize(to)
+    }
+
+    pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Opcode, D::Error> {
+        let name = String::deserialize(from)?;
+        let found = ALL.into_iter().find(|opcode| opcode.name() == name);
+        found.ok_or_else(|| D::Error::custom(name))
+    }
 }
 
 /// `LOCAL_WRITE`, the first of the bits of `IBV_ACCESS_*`.

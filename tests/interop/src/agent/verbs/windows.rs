@@ -8,7 +8,7 @@ use super::super::words::{access_of, text};
 use super::{Mw, NO_REGION, Result, Verbs};
 
 impl Verbs {
-    pub(super) fn rereg(
+    pub(in crate::agent) fn rereg(
         &mut self,
         region: usize,
         access: Option<u32>,
@@ -20,25 +20,26 @@ impl Verbs {
         Ok(Remote { address: region.address(), rkey: region.rkey().0 })
     }
 
-    pub(super) fn allocate_window(&mut self, mw_type: MwType) -> Result<()> {
+    pub(in crate::agent) fn window(&mut self, mw_type: u8) -> Result<()> {
+        let mw_type = if mw_type == 1 { MwType::Type1 } else { MwType::Type2 };
         let window = self.opened()?.pd.alloc_mw(mw_type).map_err(text)?;
         self.windows.push(Some(window));
         Ok(())
     }
 
-    pub(super) fn free_window(&mut self, window: usize) -> Result<()> {
+    pub(in crate::agent) fn free_window(&mut self, window: usize) -> Result<()> {
         let window = self.windows.get_mut(window).and_then(Option::take);
         window.ok_or("no such window").map(Mw::dealloc).map_err(str::to_owned)
     }
 
-    pub(super) fn bind(
+    pub(in crate::agent) fn post_bind(
         &self,
         qp: usize,
-        wr_id: u64,
         window: usize,
-        range: &Range,
+        range: Range,
         access: u32,
     ) -> Result<Remote> {
+        let wr_id = 90;
         let qp = self.qp(qp)?;
         let mw = self.windows.get(window).and_then(Option::as_ref).ok_or("no such window")?;
         let mr = self.regions.get(range.region).and_then(Option::as_ref).ok_or(NO_REGION)?;

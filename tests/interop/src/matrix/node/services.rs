@@ -1,7 +1,7 @@
-//! A side's methods for datagrams, several queue pairs and shared receive queues.
+//! A side's methods for datagrams, several queue pairs, shared receive queues and memory windows.
 
 use super::{Node, Step};
-use crate::agent::proto::{Completion, Heard, Op, Opcode, QpState, Range, Reply, Request, Send};
+use crate::agent::proto::{Completion, Op, Opcode, QpState, Range, Remote, Send};
 
 /// Bytes before a datagram in its receive.
 pub(in crate::matrix) const GRH: usize = 40;
@@ -15,27 +15,25 @@ impl Node {
 
     /// Posts send requests to a queue pair.
     pub fn post_on(&mut self, qp: usize, list: &[Send]) -> Step {
-        self.do_(&Request::Send { qp, list: list.to_vec() })
+        self.send(qp, list.to_vec())
     }
 
     /// Posts receives of one element each to a queue pair, numbered from `first`.
     pub fn receive_on(&mut self, qp: usize, first: u64, ranges: &[Range]) -> Step {
         let list = ranges.iter().map(|range| vec![*range]).collect();
-        self.do_(&Request::Recv { qp, first, list })
+        self.recv(qp, first, list)
     }
 
     /// The state of a queue pair.
     pub fn state_of(&mut self, qp: usize) -> Step<QpState> {
-        match self.ask(&Request::Query { qp })? {
-            Reply::State(state) => Ok(state),
-            other => Err(format!("{}: the state is {other:?}", self.name())),
-        }
+        let state = self.query(qp)?;
+        QpState::ALL.get(state).copied().ok_or_else(|| format!("there is no state {state}"))
     }
 
     /// Posts receives of one element each to the shared receive queue 0, numbered from `first`.
     pub fn receive_shared(&mut self, first: u64, ranges: &[Range]) -> Step {
         let list = ranges.iter().map(|range| vec![*range]).collect();
-        self.do_(&Request::RecvShared { srq: 0, first, list })
+        self.recv_shared(0, first, list)
     }
 
     /// Takes the next completion, which must be that of the receive `wr_id` on this queue pair,
@@ -63,41 +61,28 @@ impl Node {
         self.expect(&found, &vec![], "the list of completions")
     }
 
-    /// The bytes of a range.
-    pub fn bytes(&mut self, range: Range) -> Step<Vec<u8>> {
-        match self.ask(&Request::Bytes(range))? {
-            Reply::Bytes(bytes) => Ok(bytes),
-            other => Err(format!("{}: bytes are {other:?}", self.name())),
-        }
-    }
-
     /// Number of packets that the device has dropped for a reason; 0 if it does not report drops.
     pub fn dropped(&mut self, reason: &str) -> Step<u64> {
-        match self.ask(&Request::Drops)? {
-            Reply::Drops(all) => {
-                let found = all.iter().find(|(name, _)| name == reason);
-                found.map(|(_, count)| *count).ok_or_else(|| format!("no counter {reason:?}"))
-            }
-            other => Err(format!("{}: drops are {other:?}", self.name())),
-        }
-    }
-
-    /// The packets that the device has received.
-    pub fn heard(&mut self) -> Step<Heard> {
-        match self.ask(&Request::Heard)? {
-            Reply::Heard(heard) => Ok(heard),
-            other => Err(format!("{}: its received packets are {other:?}", self.name())),
-        }
+        let all = self.drops()?;
+        let found = all.iter().find(|(name, _)| name == reason);
+        found.map(|(_, count)| *count).ok_or_else(|| format!("no counter {reason:?}"))
     }
 
     /// The next asynchronous event within `timeout_ms`, other than "communication established".
     pub fn async_event(&mut self, timeout_ms: u64) -> Step<Option<String>> {
         loop {
-            match self.ask(&Request::Async { timeout_ms })? {
-                Reply::Async(Some(event)) if event == "communication established" => {}
-                Reply::Async(event) => return Ok(event),
-                other => return Err(format!("{}: the event is {other:?}", self.name())),
+            let event = self.any_async_event(timeout_ms)?;
+            if event.as_deref() != Some("communication established") {
+                return Ok(event);
             }
         }
+    }
+
+    /// Binds a window by a queue pair, and waits for it. Returns where peers reach its first byte.
+    /// Error: the bind fails.
+    pub fn bind(&mut self, qp: usize, window: usize, range: Range, access: u32) -> Step<Remote> {
+        let shown = self.post_bind(qp, window, range, access)?;
+        self.succeeds(90, Opcode::BindMw)?;
+        Ok(shown)
     }
 }
