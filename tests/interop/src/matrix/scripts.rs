@@ -311,8 +311,10 @@ mod tests {
     fn the_table_has_every_departure_that_a_script_knows() {
         let table = include_str!("../../README.md");
         for departure in DEPARTURES {
-            let row = format!("| {} | {} | ", departure.what, departure.does);
-            assert!(table.contains(&row), "{row}");
+            let row = format!("| {} | ", departure.what);
+            let does: Vec<&str> =
+                table.lines().filter_map(|line| line.strip_prefix(&row)).collect();
+            assert!(matches!(does[..], [does] if does.contains(" | ")), "{row}: {does:?}");
         }
     }
 }
