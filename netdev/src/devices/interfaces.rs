@@ -26,15 +26,14 @@ impl Interface {
         all.into_iter().find(|i| i.name == name).ok_or_else(|| not_found(message))
     }
 
-    /// The interface that has the address. On loopback, all of an IPv4 prefix is local: 127.0.0.2
-    /// belongs to the interface that has 127.0.0.1/8. Error: as [`all`](Self::all);
-    /// `AddrNotAvailable` if an interface has it but cannot use it ([`Unusable`]), and `NotFound`
-    /// if none has it.
+    /// The interface that has the address, the [nearest](Self::nearest) of several. On loopback,
+    /// all of an IPv4 prefix is local: 127.0.0.2 belongs to the interface that has 127.0.0.1/8.
+    /// Error: as [`all`](Self::all); `AddrNotAvailable` if an interface has it but cannot use it
+    /// ([`Unusable`]), and `NotFound` if none has it.
     pub fn by_address(address: IpAddr) -> io::Result<Self> {
         let all = Self::all()?;
-        let found = all
-            .iter()
-            .find(|i| i.addresses.iter().any(|(own, _)| *own == address))
+        let has = |it: &&Self| it.addresses.iter().any(|(own, _)| *own == address);
+        let found = Self::nearest(all.iter().filter(has), |it| it)
             .or_else(|| all.iter().find(|i| i.has(address)));
         if let Some(found) = found {
             return Ok(found.clone());

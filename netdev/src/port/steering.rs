@@ -10,6 +10,7 @@ use libc::sock_filter;
 use crate::port::config::Shards;
 
 const LD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+const LD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
 const LD_BYTE: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
 const SHIFT_RIGHT: u16 = (libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K) as u16;
 const SUBTRACT: u16 = (libc::BPF_ALU | libc::BPF_SUB | libc::BPF_K) as u16;
@@ -63,30 +64,41 @@ pub(crate) fn by_frame(Shards { first, count, selector, .. }: Shards) -> [sock_f
 /// The program of a guard's socket: it drops datagrams that arrive by the interface `iface`, which
 /// is read elsewhere, but on a shared address takes those for none of these ports. It takes
 /// datagrams over loopback, and those that arrive by another interface, which may answer ARP for
-/// this one's addresses. In a VRF all datagrams seem to come by the VRF: only those that loop back
-/// are taken.
-pub(crate) fn of_guard(iface: u32, is_in_vrf: bool, shards: Shards) -> [sock_filter; 7] {
-    /// `PACKET_LOOPBACK` of linux/if_packet.h.
-    const LOOPED: u32 = 5;
+/// this one's addresses. In a VRF all datagrams seem to come by the VRF: there the frames to the
+/// interface's Ethernet address, `mac_in_vrf`, are its own. Those that loop back have the VRF's.
+pub(crate) fn of_guard(
+    iface: u32,
+    mac_in_vrf: Option<[u8; 6]>,
+    shards: Shards,
+) -> Vec<sock_filter> {
     /// The program sees the UDP header first.
     const HEADER: u32 = 8;
-    let (field, value, equal, other) = match is_in_vrf {
-        false => (libc::SKF_AD_IFINDEX, iface, 0, 3),
-        true => (libc::SKF_AD_PKTTYPE, LOOPED, 3, 0),
-    };
+    /// The Ethernet header.
+    const LINK: u32 = libc::SKF_LL_OFF as u32;
     let Shards { first, count, selector, shared } = shards;
     // Of an address that is not shared nothing is for other ports.
     let own = if shared { count as u32 } else { u32::MAX };
-    [
-        op(LD_WORD, (libc::SKF_AD_OFF + field) as u32, 0, 0),
-        op(JEQ, value, equal, other),
+    let mut program = match mac_in_vrf {
+        None => vec![
+            op(LD_WORD, (libc::SKF_AD_OFF + libc::SKF_AD_IFINDEX) as u32, 0, 0),
+            op(JEQ, iface, 0, 3),
+        ],
+        Some([a, b, c, d, e, f]) => vec![
+            op(LD_WORD, LINK, 0, 0),
+            op(JEQ, u32::from_be_bytes([a, b, c, d]), 0, 5),
+            op(LD_HALF, LINK + 4, 0, 0),
+            op(JEQ, u32::from(u16::from_be_bytes([e, f])), 0, 3),
+        ],
+    };
+    program.extend([
         op(LD_BYTE, HEADER + u32::from(selector), 0, 0),
         // A smaller one becomes a great one.
         op(SUBTRACT, u32::from(first), 0, 0),
         op(JGE, own, 0, 1),
         op(RET, u32::MAX, 0, 0),
         op(RET, 0, 0, 0),
-    ]
+    ]);
+    program
 }
 
 #[cfg(test)]

@@ -315,7 +315,7 @@ fn a_program_on_a_port(backend: Backend) -> Result<(), String> {
     Ok(())
 }
 
-/// A port in a VRF has the addresses and the neighbours of another that is in none.
+/// A port in a VRF has the addresses and the neighbours of another that is in another one.
 fn a_port_in_a_vrf(backend: Backend) -> Result<(), String> {
     let rails = Rails::new([24, 24], [256, 256])?;
     let (try_vrf, a) = ("ip link add vrf1 type vrf table 10 2>&1 || true", &rails.a);
@@ -323,8 +323,13 @@ fn a_port_in_a_vrf(backend: Backend) -> Result<(), String> {
     if !refused.is_empty() {
         return Err(format!("this kernel has no VRF: {}", refused.trim()));
     }
-    a.sh("ip link set vrf1 up; ip link set v1 master vrf1
-          ip address add fd09::11/64 dev v1 nodad || true
+    a.sh("ip link add vrf0 type vrf table 9
+          for port in 0 1; do
+              ip link set vrf$port up
+              ip link set v$port master vrf$port
+          done
+          ip address replace fd09::1/64 dev v0 nodad
+          ip address replace fd09::11/64 dev v1 nodad
           ip address add 10.9.0.1/24 dev v1");
     rails.host.sh("nft flush chain netdev t p1");
     let both = [SECOND[0], SECOND[1], FIRST[0]];

@@ -12,6 +12,7 @@
 //!
 //! Datagrams to the port's own addresses go through the kernel's loopback like any other.
 
+mod domain;
 mod groups;
 pub(crate) mod handoff;
 pub mod holder;
@@ -45,6 +46,7 @@ use crate::port::contract::{
 };
 use crate::port::error::OpenError;
 use crate::port::parts::{BackendParts, Fds, Manifest, Parts, SharedSockets};
+pub(crate) use domain::domain_of;
 use groups::Groups;
 use link::Link;
 use neighbours::Neighbours;
@@ -52,8 +54,8 @@ pub(crate) use neighbours::SharedAddresses;
 use offload::Offload;
 use paths::Paths;
 use rx::Receiver;
+pub(crate) use sockets::open_shared;
 use sockets::{Home, Options, Role};
-pub(crate) use sockets::{domain_of, open_shared};
 use staging::{RUN_BYTES_MAX, Staging};
 use sys::SendScratch;
 pub(crate) use sys::Socket;
@@ -252,7 +254,8 @@ pub(crate) fn namespace_of(socket: &OwnedFd) -> Option<u64> {
 
 /// The role of a guard of this interface: on loopback the port itself receives those datagrams.
 fn guard_of(iface: &Interface, shards: Shards) -> Role {
-    if iface.loopback { Role::Shut } else { Role::Guard { iface: iface.index, shards } }
+    let Interface { index, mac, loopback, .. } = *iface;
+    if loopback { Role::Shut } else { Role::Guard { iface: index, mac, shards } }
 }
 
 /// Opens the sockets of guards: see [`UdpPort::assemble_guard`].
@@ -283,7 +286,7 @@ fn acquire(
             format!("give it one: `ip address add ADDRESS/PREFIX dev {}`", iface.name),
         ));
     };
-    let options = Options::new(config, sockets::domain_of(iface));
+    let options = Options::new(config, domain_of(iface));
     let mut sockets: Vec<Vec<OwnedFd>> = (0..shards.count).map(|_| Vec::new()).collect();
     let mut shared = shared.map(Vec::into_iter);
     for &address in addresses {

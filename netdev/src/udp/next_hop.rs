@@ -37,7 +37,8 @@ impl NextHop {
         }
         let is_own = |it: &&Interface| it.has(from) && zone.is_none_or(|zone| zone == it.index);
         let all = rtnl.interfaces()?;
-        let Some(own) = all.iter().find(is_own) else { return Ok(None) };
+        let own = Interface::nearest(all.iter().filter(is_own), |it| it);
+        let Some(own) = own else { return Ok(None) };
         let domain = rtnl.domain(own.index)?;
         let query = RouteQuery {
             destination: to.ip(),

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::AsFd as _;
 use std::time::Instant;
 
+use super::domain::domain_of;
 use super::holder;
 use super::sys::{Dest, Message, SendScratch, SockAddr, Socket, send};
 use crate::ROCE_PORT;
@@ -32,7 +33,7 @@ pub(super) enum Role {
     /// Owns the port and sends. Takes datagrams that do not come by the port's interface, which is
     /// read elsewhere; and on a shared address those for none of these ports, so that they are
     /// counted.
-    Guard { iface: u32, shards: Shards },
+    Guard { iface: u32, mac: [u8; 6], shards: Shards },
     /// Owns the port, drops all input, and sends.
     Shut,
     /// Drops all input, and sends.
@@ -86,11 +87,6 @@ impl Home {
     }
 }
 
-/// The VRF of an interface. Where the kernel does not say, it has none.
-pub(crate) fn domain_of(iface: &Interface) -> Option<u32> {
-    Rtnl::open().and_then(|mut rtnl| rtnl.domain(iface.index)).unwrap_or(None)
-}
-
 /// Binds a socket that shares its port with none. A port that is just being freed is waited for, as
 /// long as processes end; a port that the same process holds at two looks is in use.
 fn bind_alone(socket: &Socket, name: &SocketAddr, address: IpAddr) -> io::Result<()> {
@@ -110,6 +106,17 @@ fn bind_alone(socket: &Socket, name: &SocketAddr, address: IpAddr) -> io::Result
         }
         before = holders;
     }
+}
+
+/// Binds a socket whose address is there once in a VRF and once in none. Linux lets sockets of both
+/// bind to it if they share the port, which those of one user may. `None`: that is not so here.
+fn bind_beside(iface: &Interface, socket: &Socket, name: &SocketAddr) -> Option<io::Result<()>> {
+    let own = domain_of(iface);
+    let is_beside = |it: &Interface| {
+        it.index != iface.index && it.has(name.ip()) && domain_of(it).is_some() != own.is_some()
+    };
+    let all = Rtnl::open().and_then(|mut rtnl| rtnl.interfaces()).ok()?;
+    all.iter().any(is_beside).then(|| socket.share_port().and_then(|()| socket.bind(name)))
 }
 
 /// Opens the sockets of one own address on UDP/4791, one for each port.
@@ -186,7 +193,9 @@ fn open_bound(
     let name = socket_address(iface, address, ROCE_PORT, 0);
     let socket = make(address, options, role)?;
     if is_first {
-        bind_alone(&socket, &name, address).map_err(|e| own_error(iface, address, "bind", e))?;
+        bind_alone(&socket, &name, address)
+            .or_else(|e| bind_beside(iface, &socket, &name).unwrap_or(Err(e)))
+            .map_err(|e| own_error(iface, address, "bind", e))?;
     } else {
         socket.share_port().map_err(|e| own_error(iface, address, "share", e))?;
         // A child that is about to execute a program may have a copy of the one that was alone. On
@@ -222,6 +231,11 @@ fn make(address: IpAddr, options: Options, role: Role) -> Result<Socket, OpenErr
         };
         fail("make a UDP socket for", e, hint)
     })?;
+    place(&socket, options).map_err(|e| {
+        let hint = "this process is in another VRF (`ip vrf identify`): start it in the one of the \
+                    interface (`ip vrf exec`), or give it CAP_NET_RAW";
+        fail("choose the VRF of the UDP socket of", e, hint)
+    })?;
     configure(&socket, address.is_ipv6(), options, role)
         .map_err(|e| fail("configure the UDP socket of", e, "Linux 5.0 or newer is needed"))?;
     Ok(socket)
@@ -251,6 +265,7 @@ pub(super) fn open_group(
         let text = format!("cannot join {group} on {}: {hint}", iface.name);
         return Err(io::Error::new(io::ErrorKind::Unsupported, text));
     }
+    place(&socket, options).map_err(|e| what("choose the VRF of", &e))?;
     configure(&socket, v6, options, Role::Group).map_err(|e| what("configure a socket of", &e))?;
     if v6 {
         // To the kernel a group beyond the link is one at all interfaces.
@@ -278,7 +293,9 @@ pub(super) fn open_sender(
         return Ok(None);
     }
     let is_bound = by_port && socket.bind_to_interface(iface.index).is_ok();
-    let options = Options { interface: options.interface.filter(|_| !is_bound), ..options };
+    if !is_bound {
+        place(&socket, options)?;
+    }
     configure(&socket, address.is_ipv6(), options, Role::Send)?;
     let mut port = wanted;
     for _ in 0..=SRC_PORT_TRIES {
@@ -298,13 +315,18 @@ pub(super) fn open_sender(
     Ok(None)
 }
 
+/// Puts a new socket where those of the port are: in its VRF, or in none. It is in that of the
+/// process (`ip vrf exec`), which only `CAP_NET_RAW` may leave.
+fn place(socket: &Socket, options: Options) -> io::Result<()> {
+    socket.bind_to_interface(options.interface.unwrap_or(0))
+}
+
 fn configure(socket: &Socket, v6: bool, options: Options, role: Role) -> io::Result<()> {
-    if let Some(interface) = options.interface {
-        socket.bind_to_interface(interface)?;
-    }
     match role {
         Role::Receive => {}
-        Role::Guard { iface, shards } => socket.take_other_input(iface, shards)?,
+        Role::Guard { iface, mac, shards } => {
+            socket.take_other_input(iface, options.interface.map(|_| mac), shards)?;
+        }
         Role::Shut | Role::Send => socket.drop_all_input()?,
         Role::Group => {
             socket.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
@@ -483,9 +505,7 @@ pub(super) fn to_itself(
     options: Options,
 ) -> io::Result<(Socket, Dest)> {
     let socket = Socket::new(address.is_ipv6())?;
-    if let Some(domain) = options.interface {
-        socket.bind_to_interface(domain)?;
-    }
+    place(&socket, options)?;
     // A filter that drops super-packets would count an error for each datagram (`Udp: InErrors`).
     let _ = socket.set(libc::SOL_UDP, libc::UDP_GRO, 1);
     socket.bind(&socket_address(iface, address, 0, 0))?;

@@ -212,10 +212,10 @@ impl Socket {
         attach_filter(&self.0, &[libc::sock_filter { code, jt: 0, jf: 0, k: 0 }])
     }
 
-    /// Binds it to an interface or a VRF, for the routes of its datagrams in both directions
-    /// (`SO_BINDTOIFINDEX`). Needs no privilege unless it is bound to another.
+    /// Binds it to an interface or a VRF, or with 0 to none, for the routes of its datagrams in
+    /// both directions (`SO_BINDTOIFINDEX`). Needs no privilege unless it is bound to another.
     pub(crate) fn bind_to_interface(&self, interface: u32) -> io::Result<()> {
-        if self.interface() == Some(interface) {
+        if self.interface().unwrap_or(0) == interface {
             return Ok(());
         }
         self.set(libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX, interface.cast_signed())
@@ -228,8 +228,13 @@ impl Socket {
     }
 
     /// Makes the kernel drop datagrams that a guard does not take: see [`steering::of_guard`].
-    pub(crate) fn take_other_input(&self, iface: u32, shards: Shards) -> io::Result<()> {
-        attach_filter(&self.0, &steering::of_guard(iface, self.interface().is_some(), shards))
+    pub(crate) fn take_other_input(
+        &self,
+        iface: u32,
+        mac_in_vrf: Option<[u8; 6]>,
+        shards: Shards,
+    ) -> io::Result<()> {
+        attach_filter(&self.0, &steering::of_guard(iface, mac_in_vrf, shards))
     }
 
     /// Takes all input, also after [`drop_all_input`](Self::drop_all_input).

@@ -15,8 +15,8 @@ pub(crate) enum Way {
     Own,
     /// Out of the port's interface.
     Port(Route),
-    /// Where the kernel sends them: the interface itself carries nothing (loopback, `dummy`), but
-    /// may have the address that others reach this machine by.
+    /// Where the kernel sends them: the interface itself carries nothing (loopback, `dummy`, a
+    /// VRF), but may have the address that others reach this machine by.
     Any(Route),
 }
 
@@ -78,7 +78,7 @@ impl Rtnl {
     ) -> io::Result<Way> {
         let any = any?;
         let link = self.link(iface.index)?;
-        if link.kind.as_deref() == Some("dummy") {
+        if matches!(link.kind.as_deref(), Some("dummy" | "vrf")) {
             return Ok(Way::Any(any));
         }
         let why = if link.up {

@@ -117,3 +117,41 @@ fn values_are_read_at_their_least_and_greatest() {
         }
     }
 }
+
+/// In a VRF a guard tells its interface's frames by their Ethernet address.
+#[test]
+fn a_guard_in_a_vrf_drops_the_frames_of_its_interface_alone() {
+    use crate::kernel::descriptors::wait_readable;
+    use crate::testing::testns::{Pair, or_skip};
+    let pair = or_skip!("sys::a_guard_in_a_vrf", Pair::new());
+    let own = [2, 0, 0, 0, 9, 1];
+    for address in ["10.9.0.1:4791", "[fd09::1]:4791"] {
+        let to: SocketAddr = address.parse().unwrap();
+        let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        for (mac, takes_peers) in [(own, false), ([2, 0, 0, 0, 9, 9], true), ([6; 6], true)] {
+            let guard = pair.a.run(|| {
+                let guard = Socket::new(to.is_ipv6()).unwrap();
+                guard.take_other_input(0, Some(mac), Shards::ONE).unwrap();
+                guard.bind(&to).map(|()| guard).unwrap()
+            });
+            let send = || std::net::UdpSocket::bind(any).unwrap().send_to(&[1; 40], to).unwrap();
+            let arrives = || {
+                wait_readable(&guard, 0).unwrap() && {
+                    guard.empty();
+                    true
+                }
+            };
+            // The neighbour may have to be asked for first.
+            pair.b.run(send);
+            let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+            while takes_peers && !wait_readable(&guard, 20).unwrap() {
+                assert!(std::time::Instant::now() < end, "from the peer to {to}");
+                pair.b.run(send);
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert_eq!(arrives(), takes_peers, "from the peer to {to}, with {mac:?}");
+            pair.a.run(send);
+            assert!(wait_readable(&guard, 20_000).unwrap(), "from this machine to {to}");
+        }
+    }
+}

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rocinante_netdev::Backend;
+use rocinante_netdev::{Backend, Interface};
 use rocinante_soft::{BackendChoice, Wishes};
 use rocinante_stack::types::Mtu;
 
@@ -89,7 +89,8 @@ impl Devices {
         if zone.is_some_and(|zone| all.iter().all(|found| found.interface.index != zone)) {
             return Err(libc::ENODEV);
         }
-        all.into_iter().find(has).ok_or(libc::EADDRNOTAVAIL)
+        Interface::nearest(all.into_iter().filter(has), |found| &found.interface)
+            .ok_or(libc::EADDRNOTAVAIL)
     }
 
     /// Opens a device, unless it is open. `watch` begins to watch it.
@@ -197,11 +198,10 @@ pub(super) fn toward(
 /// The way from an own address: by the interface that has it, as a device that is bound to one.
 fn by_device_of(from: SocketAddr, peer: SocketAddr) -> Outcome<(SocketAddr, SocketAddr)> {
     let failed = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EHOSTUNREACH);
-    let all = rocinante_netdev::Interface::all().map_err(failed)?;
-    let is_its = |it: &&rocinante_netdev::Interface| {
-        it.has(from.ip()) && zone(from).is_none_or(|scope| scope == it.index)
-    };
-    let own = all.iter().find(is_its).ok_or(libc::EADDRNOTAVAIL)?;
+    let all = Interface::all().map_err(failed)?;
+    let is_its =
+        |it: &&Interface| it.has(from.ip()) && zone(from).is_none_or(|scope| scope == it.index);
+    let own = Interface::nearest(all.iter().filter(is_its), |it| it).ok_or(libc::EADDRNOTAVAIL)?;
     // A peer of the link is on the link of the own address.
     if zone(peer).is_some_and(|scope| scope != 0 && scope != own.index) {
         return Err(libc::EINVAL);
