@@ -11,5 +11,6 @@ pub mod links;
 pub mod matrix;
 pub mod policy;
 pub mod side_by_side;
+pub mod vrf;
 
 pub use error::{Error, Result};

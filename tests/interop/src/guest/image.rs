@@ -45,14 +45,14 @@ const NEEDED: [&str; 7] =
 
 /// Modules that a test may ask for.
 #[rustfmt::skip]
-const WANTED: [&str; 59] = [
+const WANTED: [&str; 61] = [
     "virtio_mmio", "virtio_net", "virtio_console", "virtio_rng", "9p", "9pnet_virtio", "veth", "tun", "dummy", "bridge",
     "ib_core", "ib_uverbs", "ib_umad", "rdma_cm", "rdma_ucm", "rdma_rxe",
     "crc32_generic", "crc32_pclmul", "crc32c_generic", "crc32", "crc32_cryptoapi",
     "sch_netem", "sch_tbf", "sch_ingress", "sch_fq", "cls_bpf", "act_bpf", "cls_u32", "cls_flower", "act_mirred", "act_gact",
     "xsk_diag", "af_packet", "ipv6", "nf_tables", "nft_compat", "nft_counter", "nft_numgen", "nft_meta_bridge", "nf_conntrack",
     "nfnetlink", "nft_ct", "nft_limit", "br_netfilter", "sch_htb", "ifb", "cls_matchall", "act_police",
-    "ipvlan", "vxlan", "wireguard", "esp4", "esp6", "xfrm_user", "xfrm_algo", "gcm", "ctr", "seqiv", "ghash_generic",
+    "ipvlan", "macvlan", "vrf", "vxlan", "wireguard", "esp4", "esp6", "xfrm_user", "xfrm_algo", "gcm", "ctr", "seqiv", "ghash_generic",
 ];
 
 /// Where dynamic loaders look.

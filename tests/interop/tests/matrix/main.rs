@@ -21,6 +21,7 @@ use rocinante_interop::matrix::cm_programs::{self, CmCell};
 use rocinante_interop::matrix::programs::{self, ProgramCell};
 use rocinante_interop::matrix::scripts::{self, ScriptCell};
 use rocinante_interop::matrix::{self, Bench, Cell, Requester, Setting, Table, subset};
+use rocinante_interop::vrf::{self, VrfCell};
 use rocinante_interop::{Error, Result, hardware};
 use rocinante_lab::{Lab, LabConfig, kill_children_on_signal};
 use rocinante_tests::{need, skip};
@@ -54,6 +55,8 @@ fn main() -> ExitCode {
     };
     let mut tests: Vec<Test> = witnesses(has("--whole")).map(Test::Witness).collect();
     tests.extend(hardware::all(has("--whole")).into_iter().map(Test::Hardware));
+    // Each takes a minute where the guest is emulated.
+    tests.extend(vrf::CELLS.into_iter().filter(|_| has("--whole")).map(Test::Vrf));
     tests.extend(device::CASES.iter().map(Test::Device));
     let scripts = if has("--whole") { scripts::all() } else { scripts::subset() };
     tests.extend(scripts.into_iter().map(Test::Script));
@@ -162,6 +165,8 @@ enum Test {
     Witness(Setting),
     /// The kernel provider on its own.
     Hardware(hardware::HardwareCell),
+    /// Interfaces of VRFs.
+    Vrf(VrfCell),
     /// The command for machines with a device, and its report.
     Device(&'static device::Case),
 }
@@ -175,6 +180,7 @@ impl Test {
             Self::Script(cell) => cell.name(),
             Self::Witness(setting) => format!("as_tshark_sees_it::{setting}"),
             Self::Hardware(cell) => cell.to_string(),
+            Self::Vrf(cell) => cell.to_string(),
             Self::Device(case) => format!("device::{}", case.name),
         }
     }
@@ -187,6 +193,7 @@ impl Test {
             Self::Program(cell) => bench.run_program(cell, installed()?),
             Self::CmProgram(cell) => bench.run_cm_program(cell, installed()?),
             Self::Script(cell) => bench.run_script(cell),
+            Self::Vrf(cell) => cell.run(&bench.guest),
             Self::Device(case) => case.run(bench),
             Self::Witness(setting) => match need::program("tshark") {
                 Ok(()) => bench.witness(*setting),
@@ -316,7 +323,11 @@ impl Outcomes {
             Test::Cell(cell) => self.table.add(cell, result.is_ok()),
             Test::Program(cell) => self.table.add_program(&cell.name(), result.is_ok()),
             Test::CmProgram(cell) => self.table.add_program(&cell.name(), result.is_ok()),
-            Test::Script(_) | Test::Witness(_) | Test::Hardware(_) | Test::Device(_) => {}
+            Test::Script(_)
+            | Test::Witness(_)
+            | Test::Hardware(_)
+            | Test::Vrf(_)
+            | Test::Device(_) => {}
         }
         if let Err(why) = result {
             println!("    {why}");
