@@ -275,9 +275,15 @@ const QPERF: [&str; 11] = [
 /// Programs that are not installed: [`programs`](crate::programs) has where they come from.
 fn built() -> Vec<Row> {
     let between = Shape::Between { always: "", times: 1, says: Says::Iterations };
-    // The server is under it, too: both have to end with status 0.
+    // Servers are under valgrind, too: both sides have to end with status 0. A library with debug
+    // assertions has reports of its own.
     let pingpong = Shape::Between { always: "-g 0 -n 100", times: 1, says: Says::Iterations };
-    const VALGRIND: &str = "-q --error-exitcode=9 ibv_rc_pingpong";
+    let rping = Shape::Pair {
+        server: "exec valgrind -q --error-exitcode=9 rping -s -a $THERE -C 10",
+        ends: true,
+        client: "exec valgrind -q --error-exitcode=9 rping -c -a $THERE -C 10",
+        says: Says::Nothing,
+    };
     let alone = Shape::Alone;
     let rows = [
         ("client.c", "-DOLDER", between),
@@ -288,7 +294,9 @@ fn built() -> Vec<Row> {
         ("client.c", "-fsanitize=undefined", between),
         ("client.c", "clang -fsanitize=address", between),
         ("client.c", "clang -fsanitize=thread", between),
-        ("valgrind", VALGRIND, pingpong),
+        ("valgrind", "-q --error-exitcode=9 ibv_rc_pingpong", pingpong),
+        ("valgrind", "-q --error-exitcode=9 ibv_ud_pingpong", pingpong),
+        ("valgrind", "rping", rping),
         ("loaders.c", "libibverbs.so.1", alone(&["works"])),
         ("loaders.c", "libibverbs.so", alone(&["works"])),
         ("loaders.c", "deepbind", alone(&["works"])),

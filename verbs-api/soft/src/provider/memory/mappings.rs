@@ -27,11 +27,11 @@ const WRITABLE: u64 = 2;
 /// `PROCMAP_QUERY` of linux/fs.h.
 const PROCMAP_QUERY: ioctl::Opcode = opcode::read_write::<Query>(b'f', 17);
 
-/// Whether every mapping of the range, which does not wrap around, may be read, and written if
-/// `writable`. A system call for each mapping. Linux before 6.11 does not say, nor does a process
-/// without /proc: then the answer is yes, and an access fails instead.
-pub(super) fn permit(start: u64, len: u64, writable: bool) -> bool {
-    let Ok(maps) = File::open("/proc/self/maps") else { return true };
+/// Whether the range, which does not wrap around, is mapped as a whole, and every mapping of it may
+/// be read, and written if `writable`. A system call for each mapping. `None` where the kernel does
+/// not say: Linux before 6.11, and a process without /proc.
+pub(super) fn permit(start: u64, len: u64, writable: bool) -> Option<bool> {
+    let maps = File::open("/proc/self/maps").ok()?;
     let wanted = READABLE | if writable { WRITABLE } else { 0 };
     let mut at = start;
     while at < start + len {
@@ -41,15 +41,15 @@ pub(super) fn permit(start: u64, len: u64, writable: bool) -> bool {
         // SAFETY: the opcode is of that structure, and files that do not know it refuse it.
         match unsafe { ioctl::ioctl(&maps, update) } {
             Ok(()) if query.permits & wanted == wanted && query.end > at => at = query.end,
-            Ok(()) | Err(Errno::NOENT) => return false,
-            Err(_) => return true,
+            Ok(()) | Err(Errno::NOENT) => return Some(false),
+            Err(_) => return None,
         }
     }
-    true
+    Some(true)
 }
 
 /// Whether the kernel says it.
 #[cfg(test)]
 pub(super) fn are_known() -> bool {
-    !permit(0, 1, false)
+    permit(0, 1, false).is_some()
 }
