@@ -65,9 +65,12 @@ for name, bits in [("ibv_reg_mr_iova", I), ("ibv_reg_mr_iova2", U32)]:
         (why, E, bad, at, SIZE(16), U64(0), bits(0)) for why, bad in BAD_PDS
     ] + [
         ("an iova", 0, pd, at, SIZE(16), U64(0x1000), bits(LOCAL_WRITE)),
-        ("iova 0", 0, pd, at + 7, SIZE(16), U64(0), bits(LOCAL_WRITE)),
-        ("the last iova", 0, pd, at, SIZE(16), U64(2**64 - 17), bits(LOCAL_WRITE)),
-        ("an iova that wraps", E, pd, at, SIZE(16), U64(2**64 - 15), bits(LOCAL_WRITE)),
+        ("iova 0", 0, pd, at, SIZE(16), U64(0), bits(LOCAL_WRITE)),
+        ("an iova in a page", 0, pd, at + 7, SIZE(16), U64(0x1007), bits(LOCAL_WRITE)),
+        ("another place in a page", E, pd, at, SIZE(16), U64(0x1007), bits(LOCAL_WRITE)),
+        ("iova 0 for a byte in a page", E, pd, at + 7, SIZE(16), U64(0), bits(LOCAL_WRITE)),
+        ("the last page", 0, pd, at, SIZE(16), U64(2**64 - page), bits(LOCAL_WRITE)),
+        ("an iova that wraps", E, pd, at, SIZE(page + 1), U64(2**64 - page), bits(0)),
         ("an address that wraps", E, pd, 2**64 - 8, SIZE(16), U64(0), bits(0)),
         ("read-only memory to read", 0, pd, at + page, SIZE(16), U64(0), bits(0)),
         ("read-only memory to write", FAULT, pd, at + page, SIZE(16), U64(0), bits(LOCAL_WRITE)),

@@ -69,6 +69,10 @@ unsafe fn register(
     if end(start).is_none() || pages_end.is_none() {
         return Err(libc::EINVAL);
     }
+    // A kernel's device maps whole pages (`ib_uverbs_reg_mr`).
+    if !(iova ^ addr as u64).is_multiple_of(page) {
+        return Err(libc::EINVAL);
+    }
     let memory = (addr as u64, length);
     let mr = domain.pd()?.register(memory, start, access).map_err(refused("ibv_reg_mr"))?;
     domain.add_user();
