@@ -140,12 +140,18 @@ impl Server {
 
     /// Waits for a client with a valid request. Returns also the device that it came to.
     fn next_request(&self) -> Result<(Exchange, Option<Context>, Request)> {
+        // A client that gets no answer asks again and again.
+        let mut noted = String::new();
         loop {
             ending::enter("waiting for a client");
             let (mut exchange, came_to) = match self.next_exchange()? {
                 Ok(come) => come,
                 Err(why) => {
-                    self.out.note(why);
+                    let why = why.to_string();
+                    if why != noted {
+                        self.out.note(&why);
+                        noted = why;
+                    }
                     continue;
                 }
             };
