@@ -1,8 +1,8 @@
 //! `cargo xtask test`: every check and every test, each with its name and time.
 //!
-//! Steps of seconds run first, then the build of the tests. Test programs wait for timers and peers,
-//! so several run at once ([`pool::run`]); what they leave of the processors goes to the remaining
-//! steps, each as `cargo xtask test --only STEP`.
+//! Steps of seconds run first, then the build of the tests. Test programs wait for timers and
+//! peers, so several run at once ([`pool::run`]); what they leave of the processors goes to the
+//! remaining steps, each as `cargo xtask test --only STEP`.
 
 use crate::command::{self, cargo, words};
 use crate::pool::{self, Ended};
