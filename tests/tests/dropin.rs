@@ -140,7 +140,7 @@ fn a_program_of_rdma_cm_is_told_of_a_peer_that_is_killed() {
 /// `SERVER` stands for the server's address.
 fn with_faults(
     installed: &Installation,
-    [server, client]: [&str; 2],
+    [server_line, client]: [&str; 2],
     [there_fault, fault]: [&str; 2],
     log: &Path,
 ) -> [Output; 2] {
@@ -158,8 +158,13 @@ fn with_faults(
         let rest: Vec<String> = [log.display().to_string(), "--".to_owned()].into();
         installed.command(run.into_iter().chain(rest).chain(parts))
     };
-    let mut server = there.spawn(&mut words(server, there_fault)).unwrap();
-    opens(&mut server).unwrap();
+    let mut server = there.spawn(&mut words(server_line, there_fault)).unwrap();
+    // A stalled device opens long before its program listens for the peer over TCP.
+    let listens = match server_line.starts_with("rping") {
+        true => opens(&mut server),
+        false => row::listens_on(&mut server, 18515),
+    };
+    listens.unwrap();
     let client = here.spawn(&mut words(client, fault)).unwrap();
     let client = client.wait_with_output(PATIENCE).unwrap();
     if !client.status.success() {

@@ -118,7 +118,8 @@ impl Patience {
 pub const fn advice(error: &VerbsError) -> &'static str {
     match error {
         VerbsError::TimedOut => {
-            ": no answer: is it the right address, and does the firewall between let UDP port 4791 through?"
+            ": no answer: is it the right address, and does the firewall between let UDP port 4791 \
+             through? Packets do not survive a translation of addresses (NAT)"
         }
         _ => "",
     }

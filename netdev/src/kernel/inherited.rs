@@ -28,7 +28,7 @@ static END: AtomicUsize = AtomicUsize::new(0);
 /// Forks until now. The number of a process may be that of its parent, in another namespace.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Notes a descriptor of a port, and moves it [`apart`].
+/// Notes a descriptor, and moves it [`apart`].
 pub(crate) fn noted(fd: OwnedFd) -> OwnedFd {
     let fd = apart(fd);
     // Files without an inode of their own share one.

@@ -3,7 +3,8 @@
 #![allow(unsafe_code)]
 
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::thread::yield_now;
 
 use crate::kernel::inherited::process;
 
@@ -11,6 +12,8 @@ use crate::kernel::inherited::process;
 /// which it does not have, may hold locks of the inherited one. That one is never freed.
 #[derive(Debug)]
 pub struct OfProcess<T: Send + Sync + 'static> {
+    /// The process of which a thread has begun to make one.
+    of: AtomicU64,
     now: AtomicPtr<(u64, T)>,
 }
 
@@ -18,7 +21,7 @@ impl<T: Send + Sync + 'static> OfProcess<T> {
     /// A place for it.
     #[must_use]
     pub const fn none() -> Self {
-        Self { now: AtomicPtr::new(ptr::null_mut()) }
+        Self { of: AtomicU64::new(0), now: AtomicPtr::new(ptr::null_mut()) }
     }
 
     /// The value of this process, if there is one. A signal handler may ask.
@@ -37,28 +40,25 @@ impl<T: Send + Sync + 'static> OfProcess<T> {
     }
 
     /// As [`own`](Self::own). The first call makes it; `begin` gets the parent's, of which it may
-    /// take what needs no waiting. Of two threads that come first one makes it in vain.
+    /// take what needs no waiting. Another thread of this process waits for it.
     #[must_use]
     pub fn get_or(&self, begin: impl FnOnce(Option<&'static T>) -> T) -> &'static T {
-        if let Some(own) = self.own() {
-            return own;
-        }
-        let before = self.now();
-        let new = Box::new((process(), begin(before.map(|(_, value)| value))));
-        let before = before.map_or(ptr::null_mut(), |before| ptr::from_ref(before).cast_mut());
-        let new = Box::into_raw(new);
-        match self.now.compare_exchange(before, new, Ordering::AcqRel, Ordering::Acquire) {
-            // SAFETY: it was just made, and from now on nothing frees it.
-            Ok(_) => unsafe { &(*new).1 },
-            Err(now) => {
-                // SAFETY: no other thread has got `new`. The other one was leaked like it, by a
-                // thread of this process.
-                unsafe {
-                    drop(Box::from_raw(new));
-                    &(*now).1
-                }
+        let process = process();
+        loop {
+            if let Some(own) = self.own() {
+                return own;
             }
+            let of = self.of.load(Ordering::Acquire);
+            let begun =
+                |of| self.of.compare_exchange(of, process, Ordering::AcqRel, Ordering::Acquire);
+            if of != process && begun(of).is_ok() {
+                let value = begin(self.now().map(|(_, value)| value));
+                self.now.store(Box::into_raw(Box::new((process, value))), Ordering::Release);
+                break;
+            }
+            yield_now();
         }
+        self.own().expect("it was just made")
     }
 
     fn now(&self) -> Option<&'static (u64, T)> {

@@ -15,6 +15,7 @@ const LD_BYTE: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
 const SHIFT_RIGHT: u16 = (libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K) as u16;
 const SUBTRACT: u16 = (libc::BPF_ALU | libc::BPF_SUB | libc::BPF_K) as u16;
 const JEQ: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+const JSET: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
 const JGE: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
 const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
 const RET: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
@@ -65,7 +66,8 @@ pub(crate) fn by_frame(Shards { first, count, selector, .. }: Shards) -> [sock_f
 /// is read elsewhere, but on a shared address takes those for none of these ports. It takes
 /// datagrams over loopback, and those that arrive by another interface, which may answer ARP for
 /// this one's addresses. In a VRF all datagrams seem to come by the VRF: there the frames to the
-/// interface's Ethernet address, `mac_in_vrf`, are its own. Those that loop back have the VRF's.
+/// interface's Ethernet address, `mac_in_vrf`, and to groups are its own. Those that loop back
+/// have the VRF's.
 pub(crate) fn of_guard(
     iface: u32,
     mac_in_vrf: Option<[u8; 6]>,
@@ -84,6 +86,9 @@ pub(crate) fn of_guard(
             op(JEQ, iface, 0, 3),
         ],
         Some([a, b, c, d, e, f]) => vec![
+            // Of a group, and of all.
+            op(LD_BYTE, LINK, 0, 0),
+            op(JSET, 1, 4, 0),
             op(LD_WORD, LINK, 0, 0),
             op(JEQ, u32::from_be_bytes([a, b, c, d]), 0, 5),
             op(LD_HALF, LINK + 4, 0, 0),

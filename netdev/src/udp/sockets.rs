@@ -194,7 +194,10 @@ fn open_bound(
     let socket = make(address, options, role)?;
     if is_first {
         bind_alone(&socket, &name, address)
-            .or_else(|e| bind_beside(iface, &socket, &name).unwrap_or(Err(e)))
+            .or_else(|e| match e.raw_os_error() {
+                Some(libc::EADDRINUSE) => bind_beside(iface, &socket, &name).unwrap_or(Err(e)),
+                _ => Err(e),
+            })
             .map_err(|e| own_error(iface, address, "bind", e))?;
     } else {
         socket.share_port().map_err(|e| own_error(iface, address, "share", e))?;

@@ -312,7 +312,7 @@ fn the_smallest_schedule_with_which_a_program_fails_is_found() {
     assert_eq!(value["fault"].as_array().unwrap().len(), 1, "{}", done.out);
     assert_eq!(value["fault"][0]["draws"], 1);
     // One that hangs has failed.
-    let done = shrinks("loss=1%;ecn=1%", "*ecn*) sleep 1000;;", "1").succeeded();
+    let done = shrinks("loss=1%;ecn=1%", "*ecn*) sleep 1000;;", "2").succeeded();
     assert!(done.out.contains("ecn") && !done.out.contains("loss"), "{}", done.out);
     assert!(done.err.contains("does not end in time"), "{}", done.err);
 }

@@ -55,7 +55,7 @@ fn errors_say_what_to_do() {
     start(&format!("rping -s -c -a {server}")).finish().failed(2, &["cannot be used with"]);
     start("rping -s -a 192.0.2.1").finish().failed(1, &["192.0.2.1", "devices"]);
     let line = format!("rping -c -a {server} -I {client} --patience 1");
-    start(&line).finish().failed(1, &["cannot connect", "UDP port 4791"]);
+    start(&line).finish().failed(1, &["cannot connect", "UDP port 4791", "(NAT)"]);
     start(&format!("rping -s -a {server} --bind {server}")).finish().failed(2, &["leave out -I"]);
     // The advice is one that the command takes.
     let at_server = start(&format!("rping -s -P --netdev udp --bind {server}")).that_waits();

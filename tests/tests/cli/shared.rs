@@ -2,15 +2,18 @@
 
 use super::{Done, Running, rocinante, start, start_command, words};
 use nix::sys::signal::Signal;
-use rocinante::OpenOptions;
+use rocinante::cm::Listener;
 use rocinante::device::Backend;
+use rocinante::{OpenOptions, VerbsError};
 use rocinante_lab::{Container, Lab, LabConfig};
 use rocinante_tests::running::{install, open_to_all};
 use rocinante_tests::{need, on_backends, require};
+use std::io;
 use std::net::IpAddr;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 const NOBODY: u32 = 65534;
@@ -275,6 +278,40 @@ fn each_listens_for_itself() {
     servers.into_iter().for_each(|server| drop(server.finish().succeeded()));
     // No server listens any more.
     start(a, &format!("pingpong --cm --patience 1 -p 18602 {}", b.ipv4())).finish().failed(1, &[]);
+}
+
+/// A refusal keeps nothing of the place that another process has.
+#[test]
+fn a_refused_listener_may_listen_once_the_other_process_has_ended() {
+    require!(need::lab());
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let b = lab.container(0);
+    let mut other = serve(b, &format!("pingpong --cm -p 18601 --netdev udp --bind {}", b.ipv4()));
+    b.run(|| {
+        let ctx = OpenOptions::new().netdev(Backend::Udp).open(b.ipv4().into()).unwrap();
+        let listen = || Listener::bind(&ctx, (b.ipv4(), 18601).into(), 4);
+        let refused = |listens: Result<Listener, VerbsError>| {
+            let kind = io::Error::from_raw_os_error(listens.unwrap_err().errno()).kind();
+            assert_eq!(kind, io::ErrorKind::AddrInUse);
+        };
+        refused(listen());
+        refused(listen());
+        other.child.signal(Signal::SIGKILL);
+        let end = Instant::now() + Duration::from_secs(60);
+        let listener = loop {
+            match listen() {
+                Ok(listener) => break listener,
+                Err(error) => assert!(Instant::now() < end, "{error}"),
+            }
+            thread::sleep(Duration::from_millis(10));
+        };
+        // Its place is its own, and free after it.
+        refused(listen());
+        drop(listener);
+        drop(listen().unwrap());
+    })
+    .unwrap();
+    let _ = other.finish();
 }
 
 #[test]

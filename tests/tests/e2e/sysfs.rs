@@ -156,11 +156,13 @@ fn paths_lead_where_sysfs_leads() {
         assert_eq!(done.out, PATHS, "{way:?}: {}", done.err);
     }
     // A program that no library reaches sees the same, or the reason is printed.
-    let program = installed.compiled("paths.c", &["-static"]);
-    let done = installed.run(Way::Mounted, a, &["--", &program]).succeeded();
-    assert_eq!(done.out, PATHS);
-    assert!(done.err.contains("is linked statically: it finds the devices"), "{}", done.err);
-    installed.run(Way::Preloaded, a, &["--", &program]).failed(126, &["is linked statically"]);
+    for kind in ["-static", "-static-pie"] {
+        let program = installed.compiled("paths.c", &[kind]);
+        let done = installed.run(Way::Mounted, a, &["--", &program]).succeeded();
+        assert_eq!(done.out, PATHS, "{kind}");
+        assert!(done.err.contains("is linked statically: it finds the devices"), "{}", done.err);
+        installed.run(Way::Preloaded, a, &["--", &program]).failed(126, &["is linked statically"]);
+    }
     let said = installed.run(Way::Preloaded, a, &["-v", "--", "true"]).succeeded().err;
     assert!(said.contains("programs in Go and static ones do not see it"), "{said}");
     // The mount is the program's own.

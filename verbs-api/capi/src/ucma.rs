@@ -149,20 +149,20 @@ impl Ucma {
         file.close();
         drop(files);
         self.clear(&file);
-        // Nor is one opened meanwhile.
+        true
+    }
+
+    /// Destroys the ids of a file that is closed, and closes the devices behind the last file.
+    fn clear(&self, file: &Arc<File>) {
+        self.table.ids_of(Some(file)).iter().for_each(|id| {
+            self.destroy(id);
+        });
+        // No file is opened meanwhile.
         let files = self.files.write();
         if files.is_empty() {
             self.ports.lock().leave(None);
             self.devices.close();
         }
-        true
-    }
-
-    /// Destroys the ids of a file that is closed.
-    fn clear(&self, file: &Arc<File>) {
-        self.table.ids_of(Some(file)).iter().for_each(|id| {
-            self.destroy(id);
-        });
     }
 
     /// Ends all connections: the program ends.

@@ -135,8 +135,9 @@ fn unknown_peer(peer: SocketAddr, what: &str) -> VerbsError {
 fn cannot_connect(peer: SocketAddr, error: VerbsError) -> VerbsError {
     let advice = match &error {
         VerbsError::TimedOut => {
-            ": no answer: is that the right address, is the server started with the connection manager (--cm), and does the firewall between let UDP \
-             port 4791 through?"
+            ": no answer: is that the right address, is the server started with the connection \
+             manager (--cm), and does the firewall between let UDP port 4791 through? Packets do \
+             not survive a translation of addresses (NAT)"
         }
         VerbsError::Cm(CmFailure::Rejected { private_data, reason })
             if *reason == RejReason::CONSUMER =>

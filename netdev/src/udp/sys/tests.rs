@@ -150,6 +150,14 @@ fn a_guard_in_a_vrf_drops_the_frames_of_its_interface_alone() {
             }
             std::thread::sleep(std::time::Duration::from_millis(20));
             assert_eq!(arrives(), takes_peers, "from the peer to {to}, with {mac:?}");
+            // A frame to all belongs to the interface, too.
+            let neighbour = format!("ip neighbour replace {} dev v0 nud permanent", to.ip());
+            pair.b.sh(&format!("{neighbour} lladdr ff:ff:ff:ff:ff:ff"));
+            guard.empty();
+            pair.b.run(send);
+            pair.b.sh(&format!("{neighbour} lladdr 02:00:00:00:09:01"));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert!(!arrives(), "to all from the peer to {to}");
             pair.a.run(send);
             assert!(wait_readable(&guard, 20_000).unwrap(), "from this machine to {to}");
         }

@@ -99,7 +99,7 @@ impl Node {
         atomic | flush
     }
 
-    /// Puts its send queue into SQD. Error: as [`call`](Self::call); or the device does not support
+    /// Puts its send queue into SQD. Error: the side's; or the device does not support
     /// this state.
     pub fn stop_sending(&mut self) -> Step {
         let stopped = self.modify(QpState::Sqd);
@@ -150,7 +150,7 @@ impl Node {
     }
 
     /// Fails unless a range holds the pattern of `seed`, beginning with byte `skip` of the pattern.
-    /// Error: it has other bytes, or as [`call`](Self::call).
+    /// Error: it has other bytes, or the side's.
     pub fn holds_part(&mut self, range: Range, seed: u64, skip: usize) -> Step {
         self.is_as(range, Some((seed, skip)))
     }
@@ -166,7 +166,7 @@ impl Node {
         self.holds_part(range, seed, 0)
     }
 
-    /// Fails unless a range is zero. Error: it is not, or as [`call`](Self::call).
+    /// Fails unless a range is zero. Error: it is not, or the side's.
     pub fn untouched(&mut self, range: Range) -> Step {
         self.is_as(range, None)
     }

@@ -53,11 +53,16 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Runs `body` while no thread forks. A child would find the locks of the C library that `body`
 /// takes held for ever.
 pub(super) fn undisturbed<T>(body: impl FnOnce() -> T) -> T {
+    struct Ends;
+    impl Drop for Ends {
+        fn drop(&mut self) {
+            end();
+        }
+    }
     follow();
     begin();
-    let done = body();
-    end();
-    done
+    let _ends = Ends;
+    body()
 }
 
 extern "C" fn begin() {

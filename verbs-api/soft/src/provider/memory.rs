@@ -86,11 +86,15 @@ pub fn is_mapped(address: u64, len: u64) -> bool {
     }
     let mut resident = [0_u8; 4096];
     let piece = resident.len() * rustix::param::page_size();
-    (0..len).step_by(piece).all(|from| {
-        let (start, len) = (start as usize + from, piece.min(len - from));
-        // SAFETY: the kernel writes a byte for each page of the piece, or fails.
-        let found = unsafe { libc::mincore(start as *mut c_void, len, resident.as_mut_ptr()) };
-        found == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ENOMEM)
+    // Of many pages the kernel's list is shorter.
+    let covered = if len > piece { mappings::cover(start, len as u64) } else { None };
+    covered.unwrap_or_else(|| {
+        (0..len).step_by(piece).all(|from| {
+            let (start, len) = (start as usize + from, piece.min(len - from));
+            // SAFETY: the kernel writes a byte for each page of the piece, or fails.
+            let found = unsafe { libc::mincore(start as *mut c_void, len, resident.as_mut_ptr()) };
+            found == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ENOMEM)
+        })
     })
 }
 

@@ -31,8 +31,16 @@ const PROCMAP_QUERY: ioctl::Opcode = opcode::read_write::<Query>(b'f', 17);
 /// be read, and written if `writable`. A system call for each mapping. `None` where the kernel does
 /// not say: Linux before 6.11, and a process without /proc.
 pub(super) fn permit(start: u64, len: u64, writable: bool) -> Option<bool> {
+    are_there(start, len, READABLE | if writable { WRITABLE } else { 0 })
+}
+
+/// The same for mappings of any permission.
+pub(super) fn cover(start: u64, len: u64) -> Option<bool> {
+    are_there(start, len, 0)
+}
+
+fn are_there(start: u64, len: u64, wanted: u64) -> Option<bool> {
     let maps = File::open("/proc/self/maps").ok()?;
-    let wanted = READABLE | if writable { WRITABLE } else { 0 };
     let mut at = start;
     while at < start + len {
         let mut query = Query { size: size_of::<Query>() as u64, address: at, ..Query::default() };

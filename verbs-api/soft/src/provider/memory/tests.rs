@@ -26,6 +26,10 @@ fn memory_is_there_until_it_is_unmapped() {
         assert_eq!(is_mapped(at(0) + from, to - from), mapped, "{from} to {to}");
     }
     assert!(is_mapped(at(2), 2 * len) && !is_mapped(at(0), 4 * len));
+    if mappings::are_known() {
+        let covered = |from, pages| mappings::cover(at(from), pages * len);
+        assert_eq!((covered(2, 2), covered(0, 4)), (Some(true), Some(false)));
+    }
     for (page, readable, writable) in
         [(0, true, true), (1, false, false), (2, true, false), (3, false, false)]
     {
