@@ -124,13 +124,8 @@ pub(crate) fn run(scope: Scope<'_>) -> Result<(), String> {
             When::First(work) => report.run(name, work),
             When::Tests => {
                 let mut programs = Vec::new();
-                report.run("build of the tests", || match programs::build() {
-                    Ok(built) => {
-                        programs = built;
-                        Outcome { passed: 1, ..Outcome::default() }
-                    }
-                    Err(why) => Outcome::failure(why),
-                });
+                let build = || check(programs::build().map(|built| programs = built));
+                report.run("build of the tests", build);
                 tests = commands(programs, scope, slots)?;
             }
             When::Beside(work) if matches!(scope, Scope::Only(_)) => report.run(name, work),
