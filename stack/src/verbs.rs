@@ -458,6 +458,22 @@ pub enum WcOpcode {
 }
 
 impl WcOpcode {
+    /// All of them.
+    pub const ALL: [Self; 12] = [
+        Self::Unknown,
+        Self::Send,
+        Self::RdmaWrite,
+        Self::RdmaRead,
+        Self::CompSwap,
+        Self::FetchAdd,
+        Self::Flush,
+        Self::AtomicWrite,
+        Self::BindMw,
+        Self::LocalInv,
+        Self::Recv,
+        Self::RecvRdmaWithImm,
+    ];
+
     /// The name in `verbs.h`, without `IBV_WC_`.
     #[must_use]
     pub const fn name(self) -> &'static str {

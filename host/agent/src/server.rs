@@ -11,9 +11,8 @@ use std::time::{Duration, Instant};
 use rocinante_netdev::for_agent::descriptors::{raise_limit, refuse_rights};
 use rocinante_netdev::for_agent::rtnl::queues;
 use rocinante_netdev::handed::{
-    Answer, Code, Refused, Request, WAIT_MAX, receive_request, send_answer,
+    Answer, Code, Refused, Request, WAIT_MAX, capture, guard, page, receive_request, send_answer,
 };
-use rocinante_netdev::handed::{capture, guard, page};
 use rocinante_netdev::{Given, give};
 use rustix::net::{RecvFlags, recv};
 use sd_notify::NotifyState;

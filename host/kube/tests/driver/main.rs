@@ -13,6 +13,8 @@ mod mbps;
 mod plugin;
 mod plugins;
 mod process;
+#[path = "../extender/until.rs"]
+mod until;
 
 use std::time::Duration;
 
@@ -20,9 +22,10 @@ use rocinante_kube::Places;
 use tokio::task::JoinSet;
 
 use self::agent::{Agent, socket};
-use self::api::{Api, until};
+use self::api::Api;
 use self::folder::Folder;
 use self::kubelet::Kubelet;
+use self::until::until;
 
 /// How often drivers in this process look.
 const PERIOD: Duration = Duration::from_millis(10);

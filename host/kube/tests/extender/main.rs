@@ -9,6 +9,7 @@ mod process;
 mod requests;
 mod scheduler;
 mod storm;
+mod until;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -17,7 +18,8 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-use self::api::{Api, until};
+use self::api::Api;
+use self::until::until;
 
 /// How long an extender may be silent: longer than any is on a busy machine.
 const LEASE: Duration = Duration::from_secs(60);

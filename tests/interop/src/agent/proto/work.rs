@@ -77,22 +77,7 @@ mod opcode {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    use super::Opcode::{self, *};
-
-    const ALL: [Opcode; 12] = [
-        Unknown,
-        Send,
-        RdmaWrite,
-        RdmaRead,
-        CompSwap,
-        FetchAdd,
-        Flush,
-        AtomicWrite,
-        BindMw,
-        LocalInv,
-        Recv,
-        RecvRdmaWithImm,
-    ];
+    use super::Opcode;
 
     pub(super) fn serialize<S: Serializer>(opcode: &Opcode, to: S) -> Result<S::Ok, S::Error> {
         opcode.name().serialize(to)
@@ -100,7 +85,7 @@ mod opcode {
 
     pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Opcode, D::Error> {
         let name = String::deserialize(from)?;
-        let found = ALL.into_iter().find(|opcode| opcode.name() == name);
+        let found = Opcode::ALL.into_iter().find(|opcode| opcode.name() == name);
         found.ok_or_else(|| D::Error::custom(name))
     }
 }
