@@ -89,6 +89,7 @@ pub(super) fn each(
             work(change.name, When::Changed);
             std::thread::sleep(Duration::from_millis(LASTS[0]));
             run(lab, change, at, peer, change.back);
+            has_carrier(lab, at);
             judged += u32::from(work(change.name, When::Back(changed.elapsed())));
         }
     }
@@ -135,7 +136,21 @@ fn run(lab: &Lab, change: &Change, at: usize, peer: usize, arguments: &str) {
     }
 }
 
-fn ip(netns: &Netns, arguments: &str) {
+/// Waits until both ends of a container's link carry frames. The kernel looks at a carrier in its
+/// own time: later, the more namespaces come and go meanwhile.
+fn has_carrier(lab: &Lab, at: usize) {
+    let container = lab.container(at);
+    let ends = [(container.netns(), "eth0"), (lab.host(), container.host_end())];
+    let end = Instant::now() + Duration::from_secs(60);
+    for (netns, device) in ends {
+        while !ip(netns, &format!("-o link show dev {device}")).contains("state UP") {
+            assert!(Instant::now() < end, "{device} has no carrier");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+fn ip(netns: &Netns, arguments: &str) -> String {
     let mut command = Command::new("ip");
     command.args(arguments.split(' '));
     let output = netns.output(&mut command).unwrap();
@@ -143,4 +158,5 @@ fn ip(netns: &Netns, arguments: &str) {
     // A change that the kernel has undone meanwhile need not be put back.
     let gone = arguments.starts_with("neighbour del") || arguments.starts_with("route del");
     assert!(output.status.success() || gone, "ip {arguments}: {said}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
